@@ -124,16 +124,11 @@ class Questions:
         if not (isinstance(value, Tensor) and value.numel() == 1):
             return _curve(client, n, metric, sums, pooled)
         interval, why = _interval(metric, question, predictions, target, known)
-        withheld = any(bool(state.isnan().any()) for state in sums.values())
-        if withheld:
+        if any(bool(state.isnan().any()) for state in sums.values()):
             sums, pooled = {}, f"a count of fewer than {self.least}"
-        number = float(value)
-        reason = why or (
-            ""
-            if math.isfinite(number)
-            else "the metric has no value on these examples, such as an area without examples of a class"
-        )
-        return EvalReport(client, number, n, interval, sums=sums, reason=reason, pooled=pooled)
+        if not (why or math.isfinite(float(value))):
+            why = "the metric has no value on these examples, such as an area without examples of a class"
+        return EvalReport(client, float(value), n, interval, sums=sums, reason=why, pooled=pooled)
 
     def _too_few(self, n: int, target: Tensor, persons: Tensor) -> str:
         """Return why nothing may be told; empty if something may."""
@@ -142,12 +137,11 @@ class Questions:
         if target.is_floating_point() or self.least <= 1:
             return ""
         columns = target.reshape(len(target), -1).T if target.dim() <= 2 else [target.reshape(len(target), -1)]
-        for column in columns:
-            for label in torch.unique(column):
-                there = column == label
-                count = torch.unique(persons[there if there.dim() == 1 else there.any(1)]).numel()
-                if few(torch.tensor(count), self.least):
-                    return f"a class of fewer than {self.least} examples or persons"
+        classes = (column == label for column in columns for label in torch.unique(column))
+        for there in classes:
+            count = torch.unique(persons[there if there.dim() == 1 else there.any(1)]).numel()
+            if few(torch.tensor(count), self.least):
+                return f"a class of fewer than {self.least} examples or persons"
         return ""
 
 

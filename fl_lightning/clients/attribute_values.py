@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from fl_lightning.compat.torch import parameters_of, parts_of
-from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.description import is_users
 from fl_lightning.functional.seeding import GENERATORS
 
@@ -67,9 +66,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield a value that is a tensor, or the tensors in a container."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, _CONTAINERS):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
+    for item in (value.values() if isinstance(value, dict) else value) if isinstance(value, _CONTAINERS) else ():
+        yield from tensors_in(item)
 
 
 def generators_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -103,34 +101,6 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(equal, one, other))
     return bool(one == other) or bool(one != one and other != other)
-
-
-def like(value: Any, before: Any) -> Any:
-    """Return a copy of a value that a client kept; a tensor requires a gradient and lies where the one before it did.
-
-    Args:
-        value: what the client kept, on the CPU.
-        before: the value that it replaces.
-    """
-    found = copy.deepcopy(value)
-    if isinstance(found, Tensor) and isinstance(before, Tensor):
-        found = found.to(before.device).requires_grad_(before.requires_grad)
-    return found
-
-
-def stored(name: str, value: Any) -> Any:
-    """Return a copy of a value that a client keeps until its next turn, its tensors on the CPU and without a history.
-
-    Raises:
-        ConfigurationError: if the value is, or contains, something other than tensors and plain values.
-    """
-    value = builtin(value)
-    for item in not_storable(value):
-        raise ConfigurationError(
-            f"'client_state' names '{name}', which holds a {type(item).__name__}, but clients keep only tensors, numbers, "
-            "texts, and lists, tuples, sets and dictionaries of them. Store it as one of these."
-        )
-    return value.detach().clone().cpu() if isinstance(value, Tensor) else copied(value)
 
 
 def _items(value: Any) -> Any:

@@ -204,10 +204,14 @@ class ClientFiles:
                 self._former += self._needed.pop(gone)
             for file in self._former:
                 holder = next((key for key, one in checkpoints.items() if file.needed_by(one)), None)
-                if holder is None:
-                    self._delete(file)
-                else:
+                if holder is not None:
                     self._needed.setdefault(holder, []).append(file)
+                    continue
+                path = self._folder / _name(*file[:3])
+                with suppress(OSError):  # a leftover file does no harm
+                    size = _allocated(path.stat().st_size)
+                    path.unlink()
+                    self.nbytes -= size
         if checkpoints is not None or comm.rank > 0:
             self._former = []
         self.nbytes = comm.gather(self.nbytes)[0]
@@ -225,13 +229,6 @@ class ClientFiles:
             live = self.version(client), self._session(self.version(client))[0]
             several = sorted(versions, reverse=True)
             self._former += [_Former(client, *one, several[:k]) for k, one in enumerate(several) if one != live]
-
-    def _delete(self, file: _Former) -> None:
-        path = self._folder / _name(*file[:3])
-        with suppress(OSError):  # a leftover file does no harm
-            size = _allocated(path.stat().st_size)
-            path.unlink()
-            self.nbytes -= size
 
     def _session(self, version: int) -> tuple[str, str]:
         """Return the session that wrote a version, and its folder."""

@@ -8,6 +8,7 @@ restored without a warning.
 
 from __future__ import annotations
 
+import copy
 import operator
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,18 +22,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.clients import attribute_values as values
-from fl_lightning.clients.attribute_values import (
-    BUILTIN,
-    HOLDERS,
-    PLAIN,
-    builtin,
-    copied,
-    equal,
-    holds,
-    is_copied,
-    shared_values,
-    warn_of_changes,
-)
+from fl_lightning.clients.attribute_values import PLAIN, copied, equal, is_copied
 from fl_lightning.compat.torch import Hooks, children_of, hooks_of, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import declared_names, is_computed
@@ -93,11 +83,11 @@ class PythonState:
                 ):
                     continue
                 quiet = False
-                if isinstance(value, HOLDERS):
+                if isinstance(value, values.HOLDERS):
                     if own is None:
                         found = parameters_of(self._module).values()
                         own = {id(tensor) for tensor in (*found, *self._module.buffers())}
-                    if holds(value, own) or (isinstance(value, Tensor) and is_computed(part, name)):
+                    if values.holds(value, own) or (isinstance(value, Tensor) and is_computed(part, name)):
                         continue
                 yield (prefix, name), value
             if quiet:
@@ -117,8 +107,11 @@ class PythonState:
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in _buffers_of(parts[prefix]):
-                setattr(parts[prefix], name, values.like(value, getattr(parts[prefix], name, None)))
-        self._shared = shared_values(self._module) if self._shared is None else {}
+                found, before = copy.deepcopy(value), getattr(parts[prefix], name, None)
+                if isinstance(found, Tensor) and isinstance(before, Tensor):  # as the one before it
+                    found = found.to(before.device).requires_grad_(before.requires_grad)
+                setattr(parts[prefix], name, found)
+        self._shared = values.shared_values(self._module) if self._shared is None else {}
 
     def _restore_hooks(self) -> None:
         """Remove the hooks that turns have registered, and register those again that they have removed."""
@@ -161,12 +154,11 @@ class PythonState:
         for (prefix, name), value in self._attributes(parts):
             if (prefix, name) in self._beginning:
                 continue
+            part = parts[prefix]
             if not (isinstance(value, PLAIN) or is_copied(value)):
                 generators.update(values.generators_in(value, f"{prefix}.{name}"))
-            elif not isinstance(parts[prefix], nn.Module):
-                del parts[prefix][name]
-            elif prefix in self._begun_with:
-                del vars(parts[prefix])[name]  # it did not exist at the start
+            elif prefix in self._begun_with or not isinstance(part, nn.Module):
+                del (part if isinstance(part, dict) else vars(part))[name]  # it did not exist at the start
         self._set_beginning(parts)
         return parts, generators
 
@@ -212,11 +204,11 @@ class PythonState:
             and not isinstance(parts[key[0]], MetricCollection)  # it groups its metrics in its first update
             and not equal(value, self._beginning.get(key, _ABSENT))
         ]
-        continued = {key: builtin(value) for key, value in changed if type(builtin(value)) in BUILTIN}
+        continued = {key: plain for key, value in changed if type(plain := values.builtin(value)) in values.BUILTIN}
         kept = {".".join(key): value for key, value in continued.items()}
         kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
         if self._shared:
-            warn_of_changes(self._module, self._shared)
+            values.warn_of_changes(self._module, self._shared)
         # Nearly all whole numbers are counts, and the server does not read what layers have that training creates.
         self._warn(
             [key for key, value in continued.items() if type(value) is not int and key in self._beginning],
@@ -249,13 +241,19 @@ class PythonState:
 
 
 def _state_of(part: Any, name: str) -> Any:
-    """Return a copy of what a part names in ``client_state``."""
+    """Return a copy of what a part names in ``client_state``, its tensors on the CPU and without a history."""
     if not hasattr(part, name):
         raise ConfigurationError(
             f"'client_state' of {type(part).__name__} names '{name}', but after a client's training the part has no attribute "
             "or buffer of this name. Correct the name, or create it in '__init__'."
         )
-    return values.stored(name, getattr(part, name))
+    value = values.builtin(getattr(part, name))
+    for item in values.not_storable(value):
+        raise ConfigurationError(
+            f"'client_state' names '{name}', which holds a {type(item).__name__}, but clients keep only tensors, numbers, "
+            "texts, and lists, tuples, sets and dictionaries of them. Store it as one of these."
+        )
+    return value.detach().clone().cpu() if isinstance(value, Tensor) else copied(value)
 
 
 def _parts_of(module: nn.Module) -> dict[str, Any]:
@@ -291,33 +289,25 @@ def set_switches(module: nn.Module, switches: Mapping[str, bool]) -> None:
         part.training = switches.get(f"{name}:mode", part.training)
 
 
-class ForeignTensors:
-    """Remember which tensors of a fit's optimizers are neither parameters nor buffers of the module, nor in its attributes.
+def foreign_tensors(module: nn.Module, optimizers: Sequence[Any], python: PythonState) -> list[tuple[Tensor, float]]:
+    """Return the tensors of optimizers that are neither the module's nor in its attributes, and how often each was changed."""
+    tensors = [tensor for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]]
+    parameters = {id(parameter) for parameter in parameters_of(module).values()}
+    others = [tensor for tensor in tensors if id(tensor) not in parameters]
+    known = python.tensors() | {id(buffer) for buffer in module.buffers()} if others else set()
+    return [(tensor, times_changed(tensor)) for tensor in others if id(tensor) not in known]
 
-    Args:
-        module: the clients' module.
-        optimizers: the fit's optimizers.
-        python: the module's attributes.
+
+def refuse_trained(module: nn.Module, foreign: Sequence[tuple[Tensor, float]]) -> None:
+    """Refuse a fit that has changed one of the :func:`foreign_tensors`.
+
+    Raises:
+        ConfigurationError: with its shape.
     """
-
-    def __init__(self, module: nn.Module, optimizers: Sequence[Any], python: PythonState) -> None:
-        tensors = [tensor for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]]
-        parameters = {id(parameter) for parameter in parameters_of(module).values()}
-        others = [tensor for tensor in tensors if id(tensor) not in parameters]
-        known = python.tensors() | {id(buffer) for buffer in module.buffers()} if others else set()
-        self._module = module
-        self._before = [(tensor, times_changed(tensor)) for tensor in others if id(tensor) not in known]
-
-    def refuse_trained(self) -> None:
-        """Refuse the fit if it has changed such a tensor.
-
-        Raises:
-            ConfigurationError: with its shape.
-        """
-        shapes = [tuple(tensor.shape) for tensor, before in self._before if times_changed(tensor) != before]
-        if shapes:
-            raise ConfigurationError(
-                f"The optimizers of {type(self._module).__name__} train {len(shapes)} tensors that it does not contain, the "
-                f"first of shape {shapes[0]}, so no client would send them. Register them: layers in 'nn.ModuleList' or "
-                "'nn.ModuleDict' instead of a list or dictionary, tensors as 'nn.Parameter'."
-            )
+    shapes = [tuple(tensor.shape) for tensor, before in foreign if times_changed(tensor) != before]
+    if shapes:
+        raise ConfigurationError(
+            f"The optimizers of {type(module).__name__} train {len(shapes)} tensors that it does not contain, the "
+            f"first of shape {shapes[0]}, so no client would send them. Register them: layers in 'nn.ModuleList' or "
+            "'nn.ModuleDict' instead of a list or dictionary, tensors as 'nn.Parameter'."
+        )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
@@ -111,16 +112,16 @@ class IdleOptimizers:
 
     Args:
         module: the module.
-        own: a context in which the module has its own ``configure_optimizers``; None if it always has.
+        own: a context in which the module has its own ``configure_optimizers``.
     """
 
-    def __init__(self, module: LightningModule, own: Callable[[], Any] | None = None) -> None:
+    def __init__(self, module: LightningModule, own: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._module, self._own = module, own
         self._found: tuple[list[Any], list[Any]] | None = None
 
     def _configured(self) -> tuple[list[Any], list[Any]]:
         if self._found is None:
-            with nullcontext() if self._own is None else self._own():
+            with self._own():
                 answer: Any = self._module.configure_optimizers() or []
                 self._found = configured(answer, self._module)
             rank_zero_warn(
@@ -140,13 +141,6 @@ class IdleOptimizers:
         found = [config.scheduler for config in self._configured()[1]]
         return found[0] if len(found) == 1 else found or None
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Replace the module's methods within the context."""
-        attributes = vars(self._module)
-        attributes["optimizers"], attributes["lr_schedulers"] = self.optimizers, self.lr_schedulers
-        try:
-            yield
-        finally:
-            for name in ("optimizers", "lr_schedulers"):
-                attributes.pop(name, None)
+    def attached(self) -> AbstractContextManager[Any]:
+        """Return a context in which these are the module's methods."""
+        return patch.multiple(self._module, optimizers=self.optimizers, lr_schedulers=self.lr_schedulers)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fl_lightning.clients.module_state import ForeignTensors, set_switches, switches_of
+from fl_lightning.clients.module_state import foreign_tensors, refuse_trained, set_switches, switches_of
 from fl_lightning.clients.progress import TurnProgress, pack, unpack, what_trains
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.turn import TurnPlan
@@ -123,7 +123,7 @@ class ClientSession(Callback):
         self._losses: list[Tensor] = []
         self._skipped, self._words = 0, ""
         self._stream: _Stream | None = None
-        self._foreign: ForeignTensors | None = None
+        self._foreign: list[tuple[Tensor, float]] = []
         self._trace = StepTrace()
         self._terms: list[tuple[ClientRule, list[Tensor]]] = []
         self._resident.preload(prepared.task.start, prepared.held)
@@ -140,8 +140,7 @@ class ClientSession(Callback):
             ConfigurationError: if the optimizers have trained tensors that the module does not contain, or training has changed
                 the module in a way that cannot be averaged.
         """
-        if self._foreign is not None:
-            self._foreign.refuse_trained()
+        refuse_trained(self._resident.module, self._foreign)
         for parameter in (*self._client.parameters(), *self._client.held_parameters()):
             parameter.grad = None  # before the copy, so that both are never held
         prepared, model = self._prepared, self._resident.snapshot(self._client)
@@ -156,9 +155,8 @@ class ClientSession(Callback):
         figures = {name: value for rule, _ in self._terms for name, value in rule.figures().items()}
         self._terms = []
         coefficients = self._trace.coefficients()
-        attributes = self._resident.python.end()
         switches = switches_of(self._resident.module, self._resident.server.layout)
-        more = {"attributes": attributes, "switches": switches}
+        more = {"attributes": self._resident.python.end(), "switches": switches}
         self._kept |= {name: state for name, state in more.items() if state}
         update = ClientUpdate(
             client=prepared.task.client,
@@ -218,7 +216,7 @@ class ClientSession(Callback):
         loader: Any = trainer.train_dataloader
         self._stream = _Stream(loader) if is_stream(loader) else None
         optimizers = [plain(optimizer) for optimizer in trainer.optimizers]
-        self._foreign = ForeignTensors(pl_module, optimizers, self._resident.python)
+        self._foreign = foreign_tensors(pl_module, optimizers, self._resident.python)
         self._words = " and ".join(describe(optimizer) for optimizer in optimizers)
         for rule, terms in self._terms:
             rule.check_optimizers(trainer.optimizers, self._words)
@@ -319,8 +317,12 @@ class ClientSession(Callback):
         self._trace.note(plain(optimizer) if len(trainer.optimizers) == 1 else None)
         if self._terms:
             self._correct(optimizer, scaler)
-        if self._may_rest:  # after the rules, which give a gradient to every parameter
-            self._rest(trainer.current_epoch - self._progress.first_epoch)
+        # After the rules, which give a gradient to every parameter: optimizers skip the part that does not train now.
+        epoch = trainer.current_epoch - self._progress.first_epoch
+        resting = {rule.resting(epoch) for rule in self._rules} if self._may_rest else ()
+        for part, parameters in (("shared", self._client.parameters), ("held", self._client.held_parameters)):
+            for parameter in parameters() if part in resting else ():
+                parameter.grad = None
 
     def _correct(self, optimizer: Optimizer, scaler: Any) -> None:
         # A fused optimizer divides by the scale inside its step, so its gradients are still scaled here.
@@ -333,13 +335,6 @@ class ClientSession(Callback):
         pull = self._prepared.task.pull
         for rule, terms in self._terms:
             rule.correct_gradients([parameters[k] for k in chosen], [terms[k] for k in chosen], scale, pull)
-
-    def _rest(self, epoch: int) -> None:
-        """Remove the gradients of the part that does not train in an epoch of the turn, so that optimizers skip it."""
-        resting = {rule.resting(epoch) for rule in self._rules}
-        for part, parameters in (("shared", self._client.parameters), ("held", self._client.held_parameters)):
-            for parameter in parameters() if part in resting else ():
-                parameter.grad = None
 
 
 def _make_dense(parameters: Sequence[Tensor], optimizer: Optimizer, rule: ClientRule) -> None:
@@ -393,8 +388,4 @@ def keep_metrics_to_this_process(module: LightningModule) -> None:
     for part in parts_of(module).values():
         if isinstance(part, Metric):
             part.reset()
-            part.distributed_available_fn = _alone
-
-
-def _alone() -> bool:
-    return False
+            part.distributed_available_fn = lambda: False

@@ -64,15 +64,12 @@ class Engine(Protocol):
         Raises:
             EngineError: if another engine must train these clients.
         """
-        ...
 
     def recover(self) -> None:
         """Clean up after a client's error."""
-        ...
 
     def close(self) -> None:
         """Release the data of the last client and what was built to train it; :meth:`fit` builds it again."""
-        ...
 
 
 class TrainerEngine:
@@ -112,7 +109,21 @@ class TrainerEngine:
         """Fit with :attr:`session` among the callbacks, and return the last ``global_step`` and the logged metrics."""
         trainer = self._trainer
         if trainer is None or self.place.local.callbacks:  # a user's callbacks are copied for each client
-            trainer = self._trainer = self._built()
+            place, local = self.place, self.place.local
+            trainer = self._trainer = inner_trainer(
+                place.device,
+                self.session.callbacks(),
+                logger=place.logger,
+                outer=place.outer,
+                precision=place.precision,
+                gradient_clip_val=local.gradient_clip_val,
+                gradient_clip_algorithm=local.gradient_clip_algorithm if local.gradient_clip_val else None,
+                accumulate_grad_batches=local.accumulate_grad_batches,
+                limit_train_batches=1 if place.fast_dev_run else local.limit_train_batches,
+                limit_val_batches=0,
+                detect_anomaly=local.detect_anomaly,
+                deterministic=local.deterministic,
+            )
             self._flags = {name: getattr(trainer, name) for name in _CHANGEABLE}
         else:
             fresh_loops(trainer)
@@ -127,23 +138,6 @@ class TrainerEngine:
         with quiet(), lean_hooks():
             trainer.fit(self.resident.module, datamodule=data)
         return trainer.global_step, scalar_metrics(trainer.callback_metrics)
-
-    def _built(self) -> ClientTrainer:
-        place, local = self.place, self.place.local
-        return inner_trainer(
-            place.device,
-            self.session.callbacks(),
-            logger=place.logger,
-            outer=place.outer,
-            precision=place.precision,
-            gradient_clip_val=local.gradient_clip_val,
-            gradient_clip_algorithm=local.gradient_clip_algorithm if local.gradient_clip_val else None,
-            accumulate_grad_batches=local.accumulate_grad_batches,
-            limit_train_batches=1 if place.fast_dev_run else local.limit_train_batches,
-            limit_val_batches=0,
-            detect_anomaly=local.detect_anomaly,
-            deterministic=local.deterministic,
-        )
 
     def recover(self) -> None:
         """Discard the Trainer, so that the next client gets a new one."""

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.attribute_values import is_kept
+from fl_lightning.clients.attribute_values import equal, is_kept
 from fl_lightning.compat.torch import count_as_stepped, update_last_rates
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ClientTask, Progress
@@ -196,7 +196,7 @@ class ScheduleMover:
         key = batches, plan.whole_epochs, plan.max_steps, plan.accumulate
         beginning = state_of(optimizers, configs)
         known, begun, reached = self._reached.get(key, (None, 0, beginning))
-        if known is not None and begun <= turn and _equal(known, beginning):
+        if known is not None and begun <= turn and equal(known, beginning):
             restore(reached, optimizers, configs)
         else:
             begun = 0
@@ -231,14 +231,6 @@ def _failing_by_name(scheduler: Any) -> Iterator[None]:
             "without an end, such as CosineAnnealingLR. Schedules stay planned for the rounds of the first start: for further "
             "rounds, start a new run, with the weights of this one if you like."
         ) from error
-
-
-def _equal(one: State, other: State) -> bool:
-    """Return whether two states are certainly equal; states with tensors may not be comparable."""
-    try:
-        return bool(one == other)
-    except (RuntimeError, ValueError):
-        return False
 
 
 class Decay:

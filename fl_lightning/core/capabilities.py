@@ -76,15 +76,12 @@ class Part(Protocol):
 
     def needs(self) -> Iterable[Need]:
         """Return what the part needs of the others."""
-        ...
 
     def removes(self) -> Iterable[Removal]:
         """Return what the part takes away from the others."""
-        ...
 
     def provides(self) -> Iterable[Capability]:
         """Return what is not there without the part."""
-        ...
 
 
 class Unassuming:

@@ -39,30 +39,24 @@ class LocalSettings(Protocol):
     @property
     def engine(self) -> str:
         """Return the name of the engine."""
-        ...
 
     @property
     def max_epochs(self) -> int:
         """Return the number of local epochs."""
-        ...
 
     @property
     def accumulate_grad_batches(self) -> int:
         """Return the number of batches in a step."""
-        ...
 
     @property
     def full_batch(self) -> bool:
         """Return whether a client trains on all its examples in one batch."""
-        ...
 
     def steps(self, batches: int, epochs: int | None = None) -> int:
         """Return the number of steps of a fit that nothing stops early."""
-        ...
 
     def require_steps(self, setting: str) -> None:
         """Refuse a setting that ends a client's training early, if the engine runs many clients' steps at once."""
-        ...
 
 
 class FederationSettings(Protocol):
@@ -83,17 +77,14 @@ class FederationSettings(Protocol):
     @property
     def local(self) -> LocalSettings:
         """Return the settings of local training."""
-        ...
 
     @property
     def state_key(self) -> str:
         """Return the name under which checkpoints hold the federation."""
-        ...
 
     @property
     def active_options(self) -> tuple[Part, ...]:
         """Return the options in use, in the order of their hooks."""
-        ...
 
 
 def parts_of(settings: FederationSettings) -> Iterator[Part]:
@@ -147,19 +138,15 @@ class ServerScores(Protocol):
     @property
     def num_server_examples(self) -> int:
         """Return the number of examples for one evaluation."""
-        ...
 
     def publish(self, model: ServerModel) -> None:
         """Take a new global model."""
-        ...
 
     def score(self, model: Any, metric: str | Metric, setting: str = ...) -> float:
         """Return the score of a model."""
-        ...
 
     def score_changed(self, metric: Metric, changed: Callable[[Any], Any], setting: str) -> float:
         """Return the score of the global model with the batches changed."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +314,6 @@ class ClientPool(Protocol):
 
     def clients(self) -> tuple[ClientInfo, ...]:
         """Return the information that clients give about themselves, in the order of their ids."""
-        ...
 
     def publish(self, model: ServerModel) -> None:
         """Store a new global model. Later orders refer to it by its version.
@@ -335,7 +321,6 @@ class ClientPool(Protocol):
         Raises:
             ConfigurationError: if clients have stored tensors of another layout.
         """
-        ...
 
     def train(self, chains: Sequence[Tasks], take: Take, passes_on: PassesOn, scored: int = 0) -> None:
         """Train the chains of this rank, and pass on each one as soon as it is done, in any order, without keeping it.
@@ -352,12 +337,10 @@ class ClientPool(Protocol):
         Raises:
             ClientError: if a client fails and the policy is ``fatal``. Errors that are not a client's are raised as they are.
         """
-        ...
 
     @property
     def published(self) -> ServerModel:
         """Return the model that was published last."""
-        ...
 
     def terms(self) -> dict[str, str]:
         """Return what a site knows of the fit as well: ``federation``, ``contract`` and ``session``; empty in a simulation.
@@ -368,7 +351,6 @@ class ClientPool(Protocol):
 
     def ask(self, notes: Sequence[Note]) -> dict[int, Note]:
         """Return the answers of clients to messages of an option, by client; a client that fails has none."""
-        ...
 
     def tell(self, notes: Sequence[Note]) -> None:
         """Have messages of an option reach clients before their next task."""
@@ -380,15 +362,12 @@ class ClientPool(Protocol):
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """Evaluate models on clients' examples, and return all reports on every rank, in the order of the orders."""
-        ...
 
     def own_models(self) -> list[Snapshot | None]:
         """Return the clients' own stored models, by client; None for a client without one."""
-        ...
 
     def counts(self) -> dict[str, dict[int, int]]:
         """Return what the clients' hooks have counted here since the last call, and the transformed messages (``sent``)."""
-        ...
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         """Store client state from accepted updates, and discard the rest; ranks exchange data.
@@ -401,15 +380,12 @@ class ClientPool(Protocol):
         Returns:
             The metrics of the exchange, logged as ``federation/<name>``.
         """
-        ...
 
     def state_dict(self) -> dict[Any, Any]:
         """Return the clients' state that the server stores, as tensors and plain values."""
-        ...
 
     def close(self) -> None:
         """End the training at the end of a fit, also after an error. What the server stores can still be read."""
-        ...
 
 
 class LastingPool(ClientPool, Protocol):
@@ -421,11 +397,9 @@ class LastingPool(ClientPool, Protocol):
 
     def absent(self) -> Collection[int]:
         """Return the clients that could not begin a task now."""
-        ...
 
     def begin(self, task: ClientTask) -> None:
         """Begin a task, also while :meth:`follow` runs; it may fail at once, if its client is absent."""
-        ...
 
     def follow(self, take: Callable[[ClientUpdate | ClientFailure], bool]) -> None:
         """Pass on the results of tasks as they arrive, without keeping them, until no task is under way.
@@ -436,7 +410,6 @@ class LastingPool(ClientPool, Protocol):
         Raises:
             ClientError: as :meth:`ClientPool.train` does.
         """
-        ...
 
     def take_up(self, task: ClientTask, model: ServerModel, asked: bytes) -> None:
         """Ask once more for a task that was under way when the server stopped; a client that has done it answers at once.
@@ -446,4 +419,3 @@ class LastingPool(ClientPool, Protocol):
             model: the model to which it refers, not always the newest one.
             asked: what :meth:`ClientPool.under_way` returned for it; empty to ask anew.
         """
-        ...

@@ -50,25 +50,20 @@ class ClientData(Protocol):
 
     def num_examples(self, client: int) -> int:
         """Return the client's number of training examples."""
-        ...
 
     def client(
         self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False, poisson: PoissonBatches | None = None
     ) -> LightningDataModule:
         """Return the client's training examples; see :meth:`FederatedDataModule.client`."""
-        ...
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """Return a part of the client's examples as a validation set."""
-        ...
 
     def evaluated_persons(self, client: int, part: Part) -> Tensor | None:
         """Return the person of each example of a part, in order, int64; None if the data name no persons."""
-        ...
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """Return the client's batches, drawn by Poisson sampling."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +173,6 @@ class Gathering(Protocol):
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Add an update, and return it with its weight, if it is known."""
-        ...
 
     def aggregate(self, updates: list[ClientUpdate], chains: Sequence[Sequence[int]], scorer: ModelScorer) -> Aggregate:
         """Return the strategy's aggregate; ranks exchange data.
@@ -188,7 +182,6 @@ class Gathering(Protocol):
             chains: the clients of each chain that delivered, of which the last one has sent the model.
             scorer: scores models of the strategy's making.
         """
-        ...
 
 
 class ServerHooks:

@@ -42,15 +42,12 @@ class PlanHooks(Protocol):
 
     def candidates(self, round_idx: int, clients: Sequence[int]) -> Sequence[int]:
         """Return the clients from which a round may draw."""
-        ...
 
     def plan(self, plan: RoundPlan) -> RoundPlan:
         """Return the plan that follows a draw."""
-        ...
 
     def duration(self, client: int, round_idx: int, ticks: float) -> float:
         """Return how long a client trains."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

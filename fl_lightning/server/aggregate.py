@@ -116,14 +116,14 @@ class AllUpdates:
         if self._folder is None:
             return self._comm.gather_updates([kept for kept in self._kept if isinstance(kept, ClientUpdate)], None)
         stored = [kept for theirs in self._comm.gather(self._kept) for kept in theirs]
-        mapped = list[ClientUpdate]()
+        mapped: list[ClientUpdate] = []
         failure: Exception | None = None
         try:
-            mapped = [kept.load() for kept in stored]
+            mapped = sorted([kept.load() for kept in stored], key=lambda update: update.client)
         except Exception as error:
             failure = error
         self._comm.gather_or_raise(None, failure)
-        return sorted(mapped, key=lambda update: update.client)
+        return mapped
 
     def close(self) -> None:
         """Delete the files; models mapped in this process stay readable."""

@@ -31,13 +31,8 @@ from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.recycling import release_unused_memory
 from fl_lightning.models.standardized import Standardized
-from fl_lightning.server.checks.compatibility import (
-    check_convex,
-    check_federation,
-    federated_data,
-    refuse_late_parts,
-    round_size,
-)
+from fl_lightning.server.checks import compatibility
+from fl_lightning.server.checks.compatibility import federated_data, round_size
 from fl_lightning.server.checks.incomplete import without_validation
 from fl_lightning.server.checks.ranks import require_same_partition
 from fl_lightning.server.checks.tools import refuse_client_callbacks, refuse_tools, warn_of_resting_parts
@@ -82,7 +77,13 @@ class FederatedFit:
         disk = math.inf if settings.storage.disk is None else settings.storage.disk * 2**30
         run.memory.bound(Path(trainer.default_root_dir) / "client_state", settings.storage.memory * 2**30, disk)
         cleanup.callback(self._data.serve_rounds, False)
-        self._open_options()  # after the run: options of a second fit continue those of the first
+        # After the run: options of a second fit continue those of the first.
+        context = context_of(settings, run, trainer, self._data)
+        hooks = {name: option.at_server(context) for name, option in by_name(settings.active_options).items()}
+        for hook in hooks.values():
+            cleanup.callback(hook.close)
+        refuse_rivals(hooks, isinstance(settings.strategy, JointStrategy))
+        run.use(hooks)
         cleanup.enter_context(without_advice())
         prepare_trainer(trainer, cleanup)
         leave_at_exit(trainer.world_size)
@@ -93,15 +94,6 @@ class FederatedFit:
         cleanup.callback(continue_global_step, trainer)  # after the release
         cleanup.callback(self._takeover.release)
         cleanup.callback(release_unused_memory)
-
-    def _open_options(self) -> None:
-        settings = self._settings
-        context = context_of(settings, self._run, self._trainer, self._data)
-        hooks = {name: option.at_server(context) for name, option in by_name(settings.active_options).items()}
-        for hook in hooks.values():
-            self._cleanup.callback(hook.close)
-        refuse_rivals(hooks, isinstance(settings.strategy, JointStrategy))
-        self._run.use(hooks)
 
     def _server_optimizer(self) -> Optimizer:
         """Return the server's optimizer, which Lightning requests before the first round, and after a checkpoint was loaded."""
@@ -155,22 +147,17 @@ class FederatedFit:
             hook.restored()  # before the parts are built, which ask options for what clients hold
         assembly = Assembly(settings, run, self._trainer, module, client)
         federation = assembly.federation(assembly.pool())
-        if settings.pool is not None:
-            assembly.rest()
+        # No client here trains in the copy of the module; other copies, which checks have made, refer to themselves.
+        if settings.pool is not None and assembly.clients.resident.rest() >= WORTH_A_COLLECTION:
+            gc.collect()
         run.live = federation
         self._cleanup.callback(federation.pool.close)
         for hook in hooks:
             hook.open(federation)
         if inputs is not None:
             add_up_inputs(federation, hooks, inputs)
-        self.rounds = Rounds(
-            settings=settings,
-            run_state=run,
-            federation=federation,
-            sampler=assembly.sampler(),
-            termination=Termination(self._trainer, self._cleanup),
-            untouched=self._untouched,
-        )
+        termination = Termination(self._trainer, self._cleanup)
+        self.rounds = Rounds(settings, run, federation, assembly.sampler(), termination, self._untouched)
 
     def restore(self) -> None:
         """Restore the random state and the weights of a resumed run, after the module's own ``on_fit_start``.
@@ -179,7 +166,7 @@ class FederatedFit:
             ConfigurationError: if the module built a layer there.
         """
         self._run.continue_from(self._module)
-        refuse_late_parts(self._module, self._parameters)
+        compatibility.refuse_late_parts(self._module, self._parameters)
 
 
 def check_fit(settings: FederationSettings, trainer: Trainer, module: LightningModule, cleanup: ExitStack) -> None:
@@ -203,7 +190,7 @@ def check_fit(settings: FederationSettings, trainer: Trainer, module: LightningM
         cleanup.callback(settings.pool.close)
         data.register_clients(settings.pool.open(trainer, settings))
     require_same_partition(trainer, data)
-    check_federation(settings, trainer, data)
+    compatibility.check_federation(settings, trainer, data)
 
 
 WORTH_A_COLLECTION = 2**20
@@ -272,11 +259,6 @@ class Assembly:
         local = self._settings.local
         return LocalPool(comm=self._comm, client=self.clients, data=self._context.data, max_epochs=max(1, local.max_epochs))
 
-    def rest(self) -> None:
-        """Free the memory of the copy of the module, which no client here trains, until a model is evaluated in it."""
-        if self.clients.resident.rest() >= WORTH_A_COLLECTION:
-            gc.collect()  # other copies, which checks have made, refer to themselves
-
     def federation(self, pool: ClientPool) -> Federation:
         """Return the parts that stay the same from round to round.
 
@@ -285,14 +267,14 @@ class Assembly:
         """
         settings, server, resident, run = self._settings, ModelState(self._module), self.clients.resident, self._run
         server.set_apart(run.moving, [name for hook in run.hooks.values() for name in hook.held(self._module)], run.unsent)
-        check_convex(settings.route, self._module, settings.local)
+        compatibility.check_convex(settings.route, self._module, settings.local)
         for option in settings.active_options:
             option.check_module(self.place.precision, resident.module)
             option.check_sent(server)
-        context: dict[str, Any] = vars(self._context)
-        limit = self._context.trainer.limit_val_batches
-        evaluators = Evaluators(resident, context["data"], settings.server_evaluation, self.place, limit, settings.seed)
-        return Federation(**context, server=server, pool=pool, evaluators=evaluators, secret=self._secret)
+        context = self._context
+        limit = context.trainer.limit_val_batches
+        evaluators = Evaluators(resident, context.data, settings.server_evaluation, self.place, limit, settings.seed)
+        return Federation(**vars(context), server=server, pool=pool, evaluators=evaluators, secret=self._secret)
 
     def sampler(self) -> ClientSampler:
         """Return the sampler that draws the rounds."""

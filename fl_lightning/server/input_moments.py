@@ -65,11 +65,8 @@ def refuse_reading(trainer: Trainer, parts: Iterable[Part]) -> None:
     """
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     if any(getattr(callback, "reads_inputs", False) for callback in callbacks):
-        why, remedy = (
-            "'federation_report.features' reads sums over the clients' inputs",
-            "Set 'federation_report.features' to false",
-        )
-        everyone = list(parts)
+        setting, everyone = "'federation_report.features'", list(parts)
+        why, remedy = f"{setting} reads sums over the clients' inputs", f"Set {setting} to false"
         check_need(Need(Capability.OPEN_HOLDINGS, f"{why}, which get no noise", remedy), everyone)
         check_need(Need(Capability.SINGLE_UPDATES, f"{why}, of each client", remedy), everyone)
 

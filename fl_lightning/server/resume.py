@@ -220,12 +220,8 @@ def _advice(found: Iterable[Change], fixed: Sequence[str]) -> str:
         "site ": f"Sites keep their numbers in the folder of 'fl-lightning serve'.{joining}",
     }
     listed = ", ".join(f"'{name}'" for name in names[:_LISTED])
-    return " ".join(
-        [
-            f"Resume with the same settings, {again} '{_ON_PURPOSE}' does not allow changes to {listed}.",
-            *(hint for start, hint in hints.items() if any(name.startswith(start) for name in names)),
-        ]
-    )
+    first = f"Resume with the same settings, {again} '{_ON_PURPOSE}' does not allow changes to {listed}."
+    return " ".join([first, *(hint for start, hint in hints.items() if any(name.startswith(start) for name in names))])
 
 
 def _shown(value: Any) -> str:
@@ -348,8 +344,7 @@ def _model(
     Args:
         client: a copy of the user's module, which is discarded.
     """
-    settings = {"model": describer.describe(client, "model")}
-    device = trainer.strategy.root_device
+    settings, device = {"model": describer.describe(client, "model")}, trainer.strategy.root_device
     precision = resolve_precision(local, str(trainer.precision), device)
     run = inner_trainer(device, [], precision=precision, accumulate_grad_batches=local.accumulate_grad_batches)
     batch_size = data.client_datasets.source.batch_size or 1 if data.client_datasets.whole else 1
@@ -363,8 +358,8 @@ def _model(
     except Exception as error:  # real errors show up in training; some modules need things that do not exist yet
         describer.unseen.append(f"the result of 'configure_optimizers' ({error})")
         return settings
-    for name, found in (("model.optimizer", optimizers), ("model.lr_scheduler", schedulers)):
-        describe = _optimizer if name == "model.optimizer" else _schedule
+    both: tuple[Any, ...] = ("model.optimizer", _optimizer, optimizers), ("model.lr_scheduler", _schedule, schedulers)
+    for name, describe, found in both:
         each = [describe(describer, one, name) for one in found]
         settings[name] = each[0] if len(each) == 1 else each
     return settings

@@ -56,15 +56,12 @@ class FederationRound(Cohort):
 
     def __post_init__(self) -> None:
         self.clients = self.plan.clients
-        self._pool, self._server, self._strategy = (
-            self.federation.pool,
-            self.federation.server,
-            self.federation.settings.strategy,
-        )
+        federation = self.federation
+        self._pool, self._server, self._strategy = federation.pool, federation.server, federation.settings.strategy
         self._comm = self._pool.comm
-        every = self.federation.settings.server_evaluation.every_n_rounds
-        self._due = self.round_idx % every == 0  # otherwise the last scores are used
-        self._tell_end = partial(announce, self.federation.trainer, "on_client_end")
+        # Otherwise the last scores are used.
+        self._due = self.round_idx % federation.settings.server_evaluation.every_n_rounds == 0
+        self._tell_end = partial(announce, federation.trainer, "on_client_end")
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
         self.failures: list[ClientFailure] = []
@@ -151,8 +148,7 @@ class FederationRound(Cohort):
 
     def server_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> list[float]:
         """See :meth:`Cohort.server_scores`."""
-        score = self.federation.evaluators.score
-        self._publish_once()
+        score, _ = self.federation.evaluators.score, self._publish_once()
         return self._comm.spread(len(updates), lambda k: score(updates[k].snapshot, metric, "federation.route.metric"))
 
     def label_counts(self) -> Tensor:

@@ -31,7 +31,7 @@ from fl_lightning.types import ClientUpdate, RoundResult
 from fl_lightning.utilities.collectives import Collectives
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Rounds:
     """Run one round for each epoch of the user's Trainer.
 
@@ -68,9 +68,7 @@ class Rounds:
             tasks = self._round(module, trainer.current_epoch)
             if not federation.pool.simulated:
                 release_unused_memory()  # no client trains here, which would reuse it
-            figures: dict[str, float] = {}
-            for hook in self._hooks:
-                figures |= hook.end_round(trainer.current_epoch, tasks)
+            figures = {name: x for hook in self._hooks for name, x in hook.end_round(trainer.current_epoch, tasks).items()}
         if figures:
             module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
         self.termination.agree(federation.pool.comm, raises=False)
@@ -149,7 +147,8 @@ class Rounds:
         if round_idx == 0 or not run.rounds:
             run.rounds = [self.federation.planned_rounds]
         (planned,) = run.rounds
-        if planned is not None and round_idx >= planned and run.schedules and not self._warned_of_extension:
+        scheduled = run.settings.get("model.lr_scheduler") and not self._warned_of_extension
+        if planned is not None and round_idx >= planned and scheduled:
             self._warned_of_extension = True
             rank_zero_warn(
                 f"Round {round_idx} goes beyond the {planned} rounds for which this run was first started. Learning-rate "

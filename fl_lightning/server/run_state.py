@@ -38,7 +38,6 @@ class RunState:
 
     def __init__(self, owner: FederationSettings) -> None:
         self._owner = owner
-        self.num_clients = 0
         self.client_names: tuple[str, ...] = ()
         self._data: dict[str, Any] = {}
         self.memory = ClientMemory()
@@ -71,14 +70,9 @@ class RunState:
             self.hooks = {}
         self.live = self._random_state = self._weights = self.unsent = None
         self.settings = {}
-        training = data.indices
-        self.num_clients, self.client_names = len(training), training.names or ()
-        sizes: list[int] = training.sizes.tolist()
-        self._data = {
-            "clients": self.num_clients,
-            "partition": training.digest(),
-            "sites": [list(site) for site in zip(self.client_names, sizes, strict=True)] if data.is_remote else [],
-        }
+        training, self.client_names = data.indices, data.indices.names or ()
+        sites = zip(self.client_names, training.sizes.tolist(), strict=True) if data.is_remote else ()
+        self._data = {"clients": len(training), "partition": training.digest(), "sites": [list(site) for site in sites]}
         self.run_id = uuid4().hex  # a resumed fit takes the checkpoint's
 
     def use(self, hooks: Mapping[str, ServerHooks]) -> None:
@@ -93,11 +87,6 @@ class RunState:
         self.totals.reset()
         self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
         self.moving, self.rounds = (), []
-
-    @property
-    def schedules(self) -> bool:
-        """Return whether the module configures learning-rate schedules, as far as is known."""
-        return bool(self.settings.get("model.lr_scheduler"))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -149,12 +138,11 @@ class RunState:
     def continue_from(self, module: LightningModule) -> None:
         """Restore the global random state of the checkpoint, and its weights if the module may have loaded others, once."""
         if self._random_state is not None:
-            state, self._random_state = self._random_state, None
+            state = self._random_state
             cuda = state["cuda"] if torch.cuda.is_available() else None
             RandomNumbers(state["torch"], cuda, state["numpy"], state["python"], torch.device("cuda")).restore()
-        if self._weights is not None:
-            restore_tensors(module, self._weights)
-            self._weights = None
+        restore_tensors(module, self._weights or {})
+        self._random_state = self._weights = None
 
 
 def _random_state() -> dict[str, Any]:

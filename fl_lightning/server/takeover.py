@@ -6,7 +6,9 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import Event
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -66,11 +68,9 @@ class Takeover:
                 before_load(checkpoint)
             own_load(checkpoint)
 
-        # They belong to the clients' copies, because the server's module never sees a batch.
-        replaced: dict[str, Any] = {name: _do_nothing for name in TRAINING_HOOKS if is_overridden(name, module)}
-        for name in TRANSFER_HOOKS:
-            if is_overridden(name, module):
-                replaced[name] = unless_round(getattr(module, name))
+        # Hooks of training belong to the clients' copies, because the server's module never sees a batch.
+        replaced: dict[str, Any] = {n: lambda *_, **__: None for n in TRAINING_HOOKS if is_overridden(n, module)}
+        replaced |= {name: unless_round(getattr(module, name)) for name in TRANSFER_HOOKS if is_overridden(name, module)}
         replaced |= {"training_step": training_step, "configure_optimizers": server_optimizer}
         replaced |= {"on_load_checkpoint": on_load_checkpoint, "on_before_optimizer_step": lambda optimizer: before_step()}
         idle = IdleOptimizers(module, self.suspended)
@@ -117,10 +117,6 @@ def _in_validation(module: LightningModule, idle: Callable[..., Any], own: Calla
     return answer
 
 
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 _BESIDE = (Checkpoint, ModelSummary, ProgressBar)
 """Lightning's own callbacks of every Trainer, which leave optimizers alone."""
 
@@ -136,14 +132,9 @@ class Untouched:
             groups: the settings of its groups in a checkpoint that is about to be restored; by default its own.
         """
         self._optimizer = optimizer
-        given = optimizer.param_groups if groups is None else groups
         self._groups: list[dict[str, Any]] = [
-            {
-                name: value if isinstance(value, PLAIN) else copy.deepcopy(value)
-                for name, value in group.items()
-                if name != "params" and (isinstance(value, PLAIN) or is_copied(value))
-            }
-            for group in given
+            {k: copy.deepcopy(v) for k, v in group.items() if k != "params" and (isinstance(v, PLAIN) or is_copied(v))}
+            for group in (optimizer.param_groups if groups is None else groups)
         ]
 
     def check(self, trainer: Trainer) -> None:
@@ -185,12 +176,9 @@ class Termination:
     """
 
     def __init__(self, trainer: Trainer, cleanup: ExitStack) -> None:
-        self._trainer, self._asked = trainer, False
+        self._trainer, self._asked = trainer, Event()
         if trainer.world_size > 1:
-            cleanup.callback(on_sigterm(trainer, self._ask))
-
-    def _ask(self) -> None:
-        self._asked = True
+            cleanup.callback(on_sigterm(trainer, self._asked.set))
 
     def agree(self, comm: Collectives, raises: bool) -> None:
         """End the run on all ranks if one of them has been told to; every rank must call this at the same points of a round.
@@ -204,7 +192,7 @@ class Termination:
         """
         if comm.size == 1:
             return
-        asked = torch.tensor([self._asked], dtype=torch.int64, device=self._trainer.strategy.root_device)
+        asked = torch.tensor([self._asked.is_set()], dtype=torch.int64, device=self._trainer.strategy.root_device)
         if comm.elementwise_maximum(asked).item():
             note_sigterm(self._trainer)
             if raises:
@@ -235,12 +223,10 @@ def prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
         trainer: the user's Trainer.
         cleanup: the stack on which to register the functions that undo all changes.
     """
-    cleanup.callback(setattr, trainer, "log_every_n_steps", trainer.log_every_n_steps)  # type: ignore[attr-defined]
-    trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
+    cleanup.enter_context(patch.object(trainer, "log_every_n_steps", 1))
     plugin = trainer.precision_plugin
-    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
-        cleanup.callback(setattr, plugin, "scaler", plugin.scaler)
-        plugin.scaler = None
+    if isinstance(plugin, MixedPrecision):
+        cleanup.enter_context(patch.object(plugin, "scaler", None))
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint):
             _save_after_manual_steps(callback, cleanup)

@@ -201,7 +201,6 @@ class FederationSettings(federation.FederationSettings, Protocol):
     @property
     def active_options(self) -> tuple[OptionSettings, ...]:
         """Return the options in use, in the order of their hooks."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

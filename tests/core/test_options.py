@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,100 +21,23 @@ from fl_lightning import ClientPrivacy, FedAvg, FederationCallback, LocalTrainin
 from fl_lightning.core.capabilities import Capability
 from fl_lightning.core.option import ClientMetric
 from fl_lightning.messages import EvalOrder
-from fl_lightning.strategies import ALGORITHMS
 
 ROOT = Path(fl_lightning.__file__).parent
-OPTIONS = {
-    "attackers": ("attack", "backdoor", "poison", "mislabel"),
-    "client_evaluation": (
-        *("client_evaluation", "clientevaluation", "client_scores", "clientscores", "compare_alone"),
-        *("client_mean", "client_worst", "client_p10"),
-    ),
-    "client_privacy": ("clientprivacy", "client_privacy"),
-    "example_privacy": ("exampleprivacy", "example_privacy", "privatesteps", "local.privacy"),
-    "personal": ("personal",),
-    "privacy_account": ("privacy",),
-    "secure_aggregation": ("secure_agg", "secureagg", "maskedround", "maskedsums"),
-    "partial_work": ("partial_work", "partialwork", "straggler"),
-    "availability": ("availability", "drop_out", "slow_clients", "come_back", "clock"),
-    "asynchronous": ("asynchronous",),
+SIGNATURES = ("callbacks/orchestrator.py", "settings/local_training.py", "options/__init__.py")
+USERS = {
+    *(("options/client_privacy.py", "privacy_account"), ("options/example_privacy/settings.py", "privacy_account")),
+    *(("cli/privacy_table.py", "privacy_account"), ("flower/site/commands.py", "secure_aggregation")),
 }
-"""The folder of each option, and the parts of names that belong to it."""
-LEAVES = {
-    "asynchronous": ("strategies",),
-    "attackers": ("attacks",),
-    "client_evaluation": (),
-    "personal": ("strategies",),
-    "privacy_account": ("functional", "options/client_privacy.py", "options/example_privacy"),  # both have one account
-    "secure_aggregation": ("flower",),  # a site's policy requires it
-}
-"""Further folders that belong to an option, or whose messages name it."""
-MAY_NAME = {
-    "__init__.py",
-    "callbacks/orchestrator.py",
-    "flower/site/recipe.py",
-    "options/__init__.py",
-    "settings/local_training.py",
-}
-"""The exports, also those that sites accept, and the signatures of the callback and of its settings."""
-WORDS = ("cli/", "studies/", "starter/")
-"""What is read by people: help, lists of algorithms, labels of charts."""
-LISTED = {*ALGORITHMS, *(text for group in ALGORITHMS.values() for one in group for text in one)}
-"""The words of the list of algorithms, which people read as well."""
-OTHER_MEANINGS = {
-    "strategies/krum.py": "attackers",  # a setting of the rule
-    "strategies/trimmed_mean.py": "attackers",
-    "options/client_evaluation/settings.py": "personal",  # models that clients fine-tune at the end
-    "options/client_evaluation/tables.py": "personalised",
-    "functional/robust.py": "attackers",
-    "server/checks/incomplete.py": "set 'federation.client_evaluation' to",  # the advice of a message
-    **dict.fromkeys(  # a part of a client's examples, which metrics of strategies and routes read as well
-        (
-            *("core/option.py", "clients/client.py", "data/input_statistics.py"),
-            *("data/federated.py", "flower/site/data.py"),
-        ),
-        "client_evaluation_view",
-    ),
-    "flower/site/recipe.py": "partialwork",  # the names of all public classes that a site may build
-    "flower/site/connection.py": "clock",  # that of the machine
-    "compat/flower_delivery.py": "node_availability",  # a function of Flower
-}
+"""Beside the signatures: who imports another option, and which."""
 
 
-@cache
-def named(path: Path) -> frozenset[str]:
-    """Return the identifiers, modules and texts of a file, without its docstrings."""
-    return frozenset(_named(path))
-
-
-def _named(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text())
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias.name for alias in node.names)
-            yield getattr(node, "module", None) or ""
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-            yield node.value
-        else:
-            yield from (value for value in (getattr(node, name, None) for name in ("id", "attr", "arg", "name")) if value)
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_is_one_folder(option):
-    leaves = (leaf if leaf.endswith(".py") else f"{leaf}/" for leaf in LEAVES.get(option, ()))
-    own = (f"options/{option}/", f"options/{option}.py", *leaves)
-    found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        name = path.relative_to(ROOT).as_posix()
-        if name in MAY_NAME or name.startswith((*own, *WORDS)):
-            continue
-        hits = {word for word in named(path) if any(part in str(word).lower() for part in OPTIONS[option])}
-        hits -= {word for word in hits if OTHER_MEANINGS.get(name, "\n") in str(word).lower()}
-        hits -= LISTED if name == "strategies/__init__.py" else set()
-        if hits:
-            found[name] = hits
-    assert not found
+def test_only_signatures_know_an_option():
+    """The kernel knows hooks alone; mypy refuses a setting that ``FederationSettings`` does not have, such as an option's."""
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        name, others = path.relative_to(ROOT).as_posix(), re.findall(r"fl_lightning\.options\.(\w+)", path.read_text())
+        found |= {(name, other) for other in others if not name.startswith((*SIGNATURES, f"options/{other}"))}
+    assert found == USERS
 
 
 class Watch(FederationCallback):

@@ -162,10 +162,8 @@ NEEDED = {
 }
 
 
-def saving(folder, **settings):
-    module = Own(settings.pop("shape"))
-    run = trainer(1, FederatedOrchestrator(**settings), every_round(folder), enable_checkpointing=True)
-    run.fit(module, FederatedDataModule(Blobs(), Consecutive()))
+def saving(folder, shape, **settings):
+    federate(Own(shape), 1, every_round(folder), flags={"enable_checkpointing": True}, **settings)
 
 
 @pytest.mark.parametrize("kind", ["dataclass", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*NEEDED][1:])])
@@ -184,9 +182,7 @@ def test_what_a_checkpoint_needs_is_said_before_round_0_ready_to_paste(kind, tmp
     with pytest.raises(CheckpointError, match=r"If you trust its author, set 'federation.checkpoints.trusted_classes' to"):
         trainer(1, FederatedOrchestrator()).validate(Own(shape), data, ckpt_path=path)
     trainer(1, FederatedOrchestrator(checkpoints=Checkpoints(names))).validate(Own(shape), data, ckpt_path=path, verbose=False)
-    resumed = trainer(2, FederatedOrchestrator(checkpoints=Checkpoints(names)))
-    resumed.fit(Own(shape), data, ckpt_path=path)
-    assert resumed.global_step == 2
+    assert federate(Own(shape), 2, ckpt_path=path, checkpoints=Checkpoints(names)).global_step == 2
     assert set(torch.serialization.get_safe_globals()) == before
 
 
@@ -197,27 +193,22 @@ def test_what_can_be_saved_without_trust(tmp_path):
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["hyper_parameters"]["shape"]
     assert saved == [{"part": dict(of_a_part)}]
     assert type(saved[0]["part"]) is dict
-    run = trainer(1, FederatedOrchestrator())
-    run.fit(Own(Shape(8)), FederatedDataModule(Blobs(), Consecutive()))
-    assert run.global_step == 1  # a run without checkpoints is not asked
+    assert federate(Own(Shape(8)), 1).global_step == 1  # a run without checkpoints is not asked
 
 
 def test_what_cannot_be_loaded_even_if_trusted_is_to_be_left_out(tmp_path):
     with pytest.raises(ConfigurationError, match=r"Marked.*save_hyperparameters\(ignore=\["):
         saving(tmp_path, shape=Marked(width=8))
-    run = trainer(1, FederatedOrchestrator(), every_round(tmp_path), Unsaveable(), enable_checkpointing=True)
     with pytest.raises(ConfigurationError, match=r"before the first round .* cannot be saved .*lambda.*Remove the objects"):
-        run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+        federate(Plain(), 1, every_round(tmp_path), Unsaveable(), flags={"enable_checkpointing": True})
 
 
 def test_whose_io_reads_decides(tmp_path):
-    data = FederatedDataModule(Blobs(), Consecutive())
     for plugin in (type("OwnIO", (TorchCheckpointIO,), {})(), AtomicCheckpointIO([f"{HERE}.Shape"])):
-        run = trainer(1, FederatedOrchestrator(), every_round(tmp_path), enable_checkpointing=True, plugins=[plugin])
-        run.fit(Own(Shape(8)), data)
-        assert run.global_step == 1
+        flags = {"enable_checkpointing": True, "plugins": [plugin]}
+        assert federate(Own(Shape(8)), 1, every_round(tmp_path), flags=flags).global_step == 1
     with pytest.raises(CheckpointError, match="Shape"):
-        trainer(1, FederatedOrchestrator()).validate(Own(Shape(8)), data, ckpt_path=str(tmp_path / "last.ckpt"))
+        federate(Own(Shape(8)), 2, ckpt_path=str(tmp_path / "last.ckpt"))
 
 
 def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monkeypatch):

@@ -174,16 +174,7 @@ MODULES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "pretrained BatchNorm": (partial(variant(on_fit_start=load_pretrained), batchnorm=True), SEQUENTIAL, {}),
     "annealed by epoch and step": (variant(training_step=annealed), ENGINES, {}),
 }
-TIER_1 = {
-    *((name, "trainer") for name in ("BatchNorm", "dropout", "GAN", "plateau")),
-    *((name, "fabric") for name in ("LSTM", "cosine over all epochs", "pretrained in on_train_start")),
-    *((name, "stacked") for name in ("accumulation", "warm-up", "annealed by epoch and step")),
-}
-CASES = [
-    pytest.param(name, engine, id=f"{name}, {engine}", marks=[] if (name, engine) in TIER_1 else [pytest.mark.slow])
-    for name, (_, engines, _) in MODULES.items()
-    for engine in engines
-]
+CASES = [(name, engine) for name, (_, engines, _) in MODULES.items() for engine in engines]
 
 
 @pytest.mark.slow

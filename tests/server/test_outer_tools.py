@@ -162,18 +162,7 @@ class Tuned(Plain):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.fixture
-def seen() -> Any:
-    for kept in SEEN:
-        kept.clear()
-    return SEEN
-
-
-def federated(*callbacks: Any) -> Any:
-    return trainer(1, *callbacks, FederatedOrchestrator())
-
-
-def test_tuners_run_without_the_federation_which_takes_what_they_find(seen):
+def test_tuners_run_without_the_federation_which_takes_what_they_find():
     """On all clients' examples, with the same results as Lightning's own Tuner; the federation refuses them."""
     central, module, data = Tuned(), Tuned(), FederatedDataModule(Blobs(), Consecutive())
     torch.manual_seed(6)  # of the shuffling
@@ -184,12 +173,12 @@ def test_tuners_run_without_the_federation_which_takes_what_they_find(seen):
     assert module.lr == central.lr != 0.125
     assert Tuner(run).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1, init_val=4) == 8
     assert same_bits(weights(module), weights(Tuned()))
-    for noted in seen:
+    for noted in SEEN:
         noted.clear()
     with pytest.raises(ConfigurationError, match=r"LearningRateFinder would tune rounds .* Tune without a federation \('fed"):
-        Tuner(federated()).lr_find(module, datamodule=data)
-    federated().fit(module, data)
-    assert (max(seen[0]), set(seen[1])) == (8, {module.lr})
+        Tuner(trainer(1, FederatedOrchestrator())).lr_find(module, datamodule=data)
+    trainer(1, FederatedOrchestrator()).fit(module, data)
+    assert (max(SEEN[0]), set(SEEN[1])) == (8, {module.lr})
 
 
 class Marks(ModelCheckpoint):

@@ -29,7 +29,6 @@ from fl_lightning import (
     Clock,
     Faults,
     FedAvg,
-    FedAvgM,
     FedBuff,
     FederatedDataModule,
     FederatedOrchestrator,
@@ -102,7 +101,6 @@ ON_PURPOSE = [
     Change("model.lr", "0.1", "0.2", {"module": Plain(lr=0.2)}),
     Change("model.optimizer", "'SGD'", "'Adam'", task(ADAM), task(SGD)),
     Change("model.optimizer.initial_lr", "0.1", "0.3", warming(0.3), warming(0.1)),
-    Change(f"{LOCAL}.max_epochs", "2", "1", local(max_epochs=1)),
     Change(f"{LOCAL}.progress", "'run'", "'round'", local(progress="round")),
     Change(f"{LOCAL}.proximal_mu", "0", "0.1", local(proximal_mu=0.1)),
     Change(f"{LOCAL}.limit_train_batches", "1.0", "1", local(limit_train_batches=1)),
@@ -111,7 +109,6 @@ ON_PURPOSE = [
     Change("data.datamodule.batch_size", "5", "10", {"data": Blobs(batch_size=10)}),
     Change("data.rebalancing", "None", "'LabelAveraging'", {"parts": {"rebalancing": LabelAveraging()}}),
     # strategies and routes
-    Change(f"{STRATEGY}.weighting", "'examples'", "'uniform'", strategy(FedAvg("uniform"))),
     Change(f"{STRATEGY}.metric", "'val_acc'", "'val_loss'", strategy(AdaFed("val_loss", mode="max")), strategy(ACCURACY)),
     Change(
         f"{STRATEGY}.metric.average",
@@ -121,7 +118,6 @@ ON_PURPOSE = [
         strategy(AdaFed(F1)),
     ),
     Change(f"{STRATEGY}.bound", "1", "2", strategy(OwnStrategy(2.0)), strategy(OwnStrategy(1.0))),
-    Change(f"{STRATEGY}.momentum", "0.5", "0.7", strategy(FedAvgM(0.7)), strategy(FedAvgM(0.5))),
     Change("federation.route.periods", "1", "2", {"route": FedStar(2, "val_acc")}, {"route": FedStar(1, "val_acc")}),
     Change("federation.server_optimizer.lr", "1", "0.5", sgd(lr=0.5), sgd(lr=1.0)),
     Change(

@@ -6,29 +6,14 @@ import pytest
 import torch
 from federations import Plain, federate, same_bits, weights
 
-from fl_lightning import ClientError, ClientUpdate, FederationCallback, FedMedian, ShapleyValues, Storage
+from fl_lightning import ClientError, ClientUpdate, FederationCallback, FedMedian, LocalTraining, ShapleyValues, Storage
 from fl_lightning.server.aggregate import StoredUpdate
 from fl_lightning.types import Snapshot
 
 
-def update(client: int, state: torch.Tensor) -> ClientUpdate:
-    return ClientUpdate(client, 0, 5, 1, model=Snapshot(state, torch.tensor([client])))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_what_is_kept_comes_back(tmp_path, dtype):
-    states = torch.randn(3, 11).to(dtype)  # each a part of a larger tensor
-    stored = [StoredUpdate(update(client, state), tmp_path / f"{client}.bin") for client, state in enumerate(states)]
-    assert [path.stat().st_size for path in sorted(tmp_path.iterdir())] == [11 * dtype.itemsize] * 3
-    for client, (state, kept) in enumerate(zip(states, stored, strict=True)):
-        own = kept.load()
-        kept._path.unlink()  # what is mapped stays readable
-        assert torch.equal(own.state, state)
-        assert own.counters.tolist() == [client]
-
-
 def test_a_file_that_another_rank_does_not_see_is_named(tmp_path):
-    stored = StoredUpdate(update(0, torch.ones(3)), tmp_path / "0.bin")
+    sent = ClientUpdate(0, 0, 5, 1, model=Snapshot(torch.ones(3), torch.tensor([0])))
+    stored = StoredUpdate(sent, tmp_path / "0.bin")
     (tmp_path / "0.bin").unlink()
     with pytest.raises(ClientError, match=r"'trainer.default_root_dir' to a file system that all ranks share"):
         stored.load()
@@ -48,14 +33,20 @@ def kept(monkeypatch):
     return written
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [FedMedian, lambda: ShapleyValues("val_acc")])
-def test_a_federation_on_disk_is_the_one_in_memory(tmp_path, strategy, kept):
-    finals = []
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [
+        (FedMedian, "bf16-true"),
+        pytest.param(FedMedian, "64-true", marks=pytest.mark.slow),
+        pytest.param(lambda: ShapleyValues("val_acc"), "32-true", marks=pytest.mark.slow),
+    ],
+)
+def test_a_federation_on_disk_is_the_one_in_memory(tmp_path, strategy, precision, kept):
+    finals, local = [], LocalTraining(precision=precision)
     for limit, files in ((4.0, 0), (0.0, 9)):
         torch.manual_seed(3)
         module = Plain()
-        federate(module, 3, strategy=strategy(), storage=Storage(limit), flags={"default_root_dir": tmp_path})
+        federate(module, 3, strategy=strategy(), local=local, storage=Storage(limit), flags={"default_root_dir": tmp_path})
         finals.append(weights(module))
         assert len(kept) == files
     assert same_bits(*finals)

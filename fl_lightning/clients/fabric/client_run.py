@@ -10,7 +10,6 @@ from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from lightning.pytorch.utilities import GradClipAlgorithmType
-from torch.optim import Optimizer
 
 from fl_lightning.clients.outer_run import silent_logger
 from fl_lightning.clients.trainer import LastMetrics
@@ -35,6 +34,7 @@ _AS_IN_A_TRAINER: dict[str, Any] = {
 }
 """The attributes that are the same in every client's fit, or have their initial values."""
 
+_OF_THE_SETTINGS = ("accumulate_grad_batches", "gradient_clip_val", "max_epochs", "max_steps")
 _IN_PRECISION = ("precision", "convert_input", "scaler")
 """What a module may read of the precision plugin."""
 
@@ -68,34 +68,25 @@ class ClientRun:
     def __init__(
         self, engine: str, place: Place, data: LightningDataModule, callbacks: Sequence[Callback], precision: Any
     ) -> None:
-        local, outer, found = place.local, place.outer, silent_logger(place.logger, place.outer)
-        loggers = [] if found is None else [found]
-        optimizers: list[Optimizer] = []
-        metrics = LastMetrics({}, outer)
+        local, outer, logger = place.local, place.outer, silent_logger(place.logger, place.outer)
         shared = {name: getattr(precision, name) for name in _IN_PRECISION if hasattr(precision, name)}
         clips = GradClipAlgorithmType(local.gradient_clip_algorithm) if local.gradient_clip_val else None
         vars(self).update(
-            _AS_IN_A_TRAINER
-            | {
-                "_engine": engine,
-                "state": TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING),
-                "datamodule": data,
-                "callbacks": list(callbacks),
-                "precision_plugin": _Part(self, "precision_plugin", shared),
-                "precision": precision.precision,
-                "strategy": _Strategy(self, "strategy", {"root_device": place.device}),
-                "optimizers": optimizers,
-                "lr_scheduler_configs": [],
-                "callback_metrics": metrics,
-                "accumulate_grad_batches": local.accumulate_grad_batches,
-                "gradient_clip_val": local.gradient_clip_val,
-                "gradient_clip_algorithm": clips,
-                "max_epochs": local.max_epochs,
-                "max_steps": local.max_steps,
-                "loggers": loggers,
-                "logger": found,
-                "checkpoint_callback": None if outer is None else outer.checkpoint_callback,
-            }
+            _AS_IN_A_TRAINER | {name: getattr(local, name) for name in _OF_THE_SETTINGS},
+            _engine=engine,
+            state=TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING),
+            datamodule=data,
+            callbacks=list(callbacks),
+            precision_plugin=_Part(self, "precision_plugin", shared),
+            precision=precision.precision,
+            strategy=_Strategy(self, "strategy", {"root_device": place.device}),
+            optimizers=[],
+            lr_scheduler_configs=[],
+            callback_metrics=LastMetrics({}, outer),
+            gradient_clip_algorithm=clips,
+            loggers=[] if logger is None else [logger],
+            logger=logger,
+            checkpoint_callback=None if outer is None else outer.checkpoint_callback,
         )
 
     @property  # type: ignore[misc]

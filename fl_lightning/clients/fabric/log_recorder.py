@@ -26,21 +26,6 @@ _REDUCTIONS: dict[Any, str] = {key: name for name, keys in _ALSO.items() for key
 _PAIRWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"max": torch.maximum, "min": torch.minimum, "sum": torch.add}
 
 
-def _reduction(name: str, reduce_fx: Any) -> str:
-    """Return the name of a reduction over the batches of an epoch.
-
-    Raises:
-        EngineError: for a custom one.
-    """
-    reduction = _REDUCTIONS.get(reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx)
-    if reduction is None:
-        raise EngineError(
-            f"'{name}' is logged with the reduction {reduce_fx!r}, but this engine supports only mean, min, max and sum. "
-            "Use one of them, or set 'federation.local.engine' to 'trainer'."
-        )
-    return reduction
-
-
 def _dtype() -> torch.dtype:
     """Return the dtype of logged values, which is at least float32 for any precision."""
     default = torch.get_default_dtype()
@@ -81,11 +66,10 @@ class LogRecorder:
         metrics: the metrics by name, as in a Trainer's ``callback_metrics``.
     """
 
-    def __init__(self, device: torch.device, metrics: dict[str, Tensor] | None = None) -> None:
+    def __init__(self, device: torch.device, metrics: dict[str, Tensor]) -> None:
         self.hook = "training_step"
         self.batch: Any = None
-        self.metrics: dict[str, Tensor] = {} if metrics is None else metrics
-        self._device = device
+        self.metrics, self._device = metrics, device
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._seen: list[Metric] = []
 
@@ -112,7 +96,12 @@ class LogRecorder:
             EngineError: for a custom reduction.
         """
         on_step, on_epoch = logging_levels(self.hook, on_step, on_epoch)
-        reduction = _reduction(name, reduce_fx)
+        reduction = _REDUCTIONS.get(reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx)
+        if reduction is None:
+            raise EngineError(
+                f"'{name}' is logged with the reduction {reduce_fx!r}, but this engine supports only mean, min, max and sum. "
+                "Use one of them, or set 'federation.local.engine' to 'trainer'."
+            )
         if not isinstance(value, Metric):
             value = self._as_tensor(name, value)
         else:
@@ -128,8 +117,8 @@ class LogRecorder:
         if isinstance(value, Metric):
             entry.metric = value
             return
-        if reduction == "mean" and batch_size is None:
-            batch_size = 1 if self.batch is None else extract_batch_size(self.batch)
+        if reduction == "mean" and batch_size is None and self.batch is not None:
+            batch_size = extract_batch_size(self.batch)
         entry.values.append((value, batch_size or 1))
 
     def _as_tensor(self, name: str, value: Any) -> Tensor:

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,8 @@ class Notes:
         self._before = [(vars(metric), dict(vars(metric))) for metric in self._metrics]
         for metric in self._metrics:
             for method in ("update", "forward"):
-                vars(metric)[method] = self._note(metric, method)
-            vars(metric)["compute"] = self._refuse(metric)
+                vars(metric)[method] = partial(self._note, metric, method)
+            vars(metric)["compute"] = partial(self._refuse, metric)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -72,21 +73,15 @@ class Notes:
             value = torch.tensor(value, dtype=torch.get_default_dtype())
         self.calls.append((None, "log", (name, value, *args), kwargs))
 
-    def _note(self, metric: Any, method: str) -> Callable[..., Any]:
-        def note(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append((metric, method, args, kwargs))
-            return None if method == "update" else _NO_REPLY
+    def _note(self, metric: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((metric, method, args, kwargs))
+        return None if method == "update" else _NO_REPLY
 
-        return note
-
-    def _refuse(self, metric: Any) -> Callable[..., Any]:
-        def refuse() -> None:
-            raise EngineError(
-                f"The training step computes a {type(metric).__name__}, but stacked clients can do so only at the end of an "
-                "epoch. Log the metric itself, or set 'federation.local.engine' to 'fabric' or 'trainer'."
-            )
-
-        return refuse
+    def _refuse(self, metric: Any) -> None:
+        raise EngineError(
+            f"The training step computes a {type(metric).__name__}, but stacked clients can do so only at the end of an "
+            "epoch. Log the metric itself, or set 'federation.local.engine' to 'fabric' or 'trainer'."
+        )
 
 
 def _outermost_metrics(module: nn.Module) -> list[nn.Module]:
@@ -354,11 +349,8 @@ class InPlace:
 
     def __init__(self, module: LightningModule, parameters: Mapping[str, Tensor], leaves: Sequence[Tensor]) -> None:
         self._module = module
-        self._tensors = [
-            *((f"'{name}'", tensor) for name, tensor in parameters.items()),
-            *(("its batch", one) for one in leaves),
-        ]
-        self._before = [times_changed(tensor) for _, tensor in self._tensors]
+        named = [*((f"'{name}'", tensor) for name, tensor in parameters.items()), *(("its batch", one) for one in leaves)]
+        self._before = [(name, tensor, times_changed(tensor)) for name, tensor in named]
 
     def refuse(self) -> None:
         """Refuse a change.
@@ -366,7 +358,7 @@ class InPlace:
         Raises:
             EngineError: if a tensor was changed; it names the first.
         """
-        for (name, tensor), before in zip(self._tensors, self._before, strict=True):
+        for name, tensor, before in self._before:
             if times_changed(tensor) != before:
                 raise EngineError(
                     f"The training_step of {type(self._module).__name__} changes {name} in place, which stacked clients do not "

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from fl_lightning.clients.fabric.engine import precision_of, refuse_module
-from fl_lightning.clients.fabric.optimizer import HOOKS, length_of
+from fl_lightning.clients.fabric.fit import HOOKS, length_of
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask, keep_metrics_to_this_process
 from fl_lightning.clients.stacked.effects import REMEDY
@@ -26,13 +26,8 @@ from fl_lightning.rules import ClientRule, PullRule
 from fl_lightning.settings.local_training import LocalTraining, Place
 
 _REFUSED_HOOKS = (
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "lr_scheduler_step",
-    "setup",
-    "teardown",
-    "configure_model",
-    "prepare_data",
+    *("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
+    *("setup", "teardown", "configure_model", "prepare_data"),
 )
 _CALLED_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end")
 """The hooks that stacked clients call if ``stacked_hooks`` names them."""
@@ -130,13 +125,10 @@ def _refuse_rules(rules: Sequence[ClientRule]) -> None:
             continue
         if not rule.stacks:
             raise EngineError(f"Stacked clients do not support {name}, a part of the strategy. {REMEDY}")
-        for method in (method for method, value in vars(ClientRule).items() if isfunction(value)):
-            if method not in _RULE_METHODS and getattr(type(rule), method) is not getattr(ClientRule, method):
-                raise EngineError(
-                    f"{name}, a part of the strategy, overrides '{method}', which stacked clients ignore. {REMEDY}"
-                )
-        if rule.own_model:
-            raise EngineError(f"{name}, a part of the strategy, has 'own_model', which stacked clients ignore. {REMEDY}")
+        methods = [method for method, value in vars(ClientRule).items() if isfunction(value) and method not in _RULE_METHODS]
+        own = [f"overrides '{method}'" for method in methods if getattr(type(rule), method) is not getattr(ClientRule, method)]
+        for what in [*own, *(["has 'own_model'"] if rule.own_model else [])]:
+            raise EngineError(f"{name}, a part of the strategy, {what}, which stacked clients ignore. {REMEDY}")
 
 
 def _refuse(module: LightningModule, local: LocalTraining, precision: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -70,10 +70,10 @@ class StackedFit:
         self._local, self._device, self._server = place.local, place.device, resident.server
         self._tasks, self._data, self._size, self._precision = tasks, data, len(tasks), precision
         self._begun = time.perf_counter()
-        self._runs = [ClientRun("stacked", place, own, (), precision) for own in data]
-        self._shared = SharedRun("stacked", place, data[0], (), precision)
+        self._runs: list[Any] = [ClientRun("stacked", place, own, (), precision) for own in data]
+        self._shared: Any = SharedRun("stacked", place, data[0], (), precision)
         self._shared.forget("datamodule", "callback_metrics")  # the step answers only what is the same for all clients
-        self._every = [*self._runs, self._shared]
+        self._every: list[ClientRun] = [*self._runs, self._shared]
         for run in self._every:
             run.forget("callbacks", "is_last_batch", "should_stop")
         self._recorders = [LogRecorder(place.device, run.callback_metrics) for run in self._runs]
@@ -97,26 +97,30 @@ class StackedFit:
         Returns:
             The results of the clients, in the order of the tasks.
         """
-        with self._attached():
-            for run in self._every:
-                run.note(max_epochs=plan.limits[0], max_steps=plan.limits[1], _count_batches=lambda: num_batches)
+        for own, run in zip(self._data, self._runs, strict=True):
+            own.trainer = run
+        self._module.trainer = self._runs[0]
+        epochs, steps = plan.limits
+        self._note(max_epochs=epochs, max_steps=steps, _count_batches=lambda: num_batches)
+        with ExitStack() as ending:
+            ending.callback(vars(self._module).pop, "log", None)
             for own in self._data:
                 own.setup("fit")
-            try:
-                self._start(num_batches, plan, mover)
-                with self._step.traces.unchanged("The training_step"):  # 'configure_optimizers' may keep an optimizer
-                    self._train(loaders, num_batches, plan)
-            finally:
-                for own in reversed(self._data):
-                    own.teardown("fit")
+                ending.callback(own.teardown, "fit")
+            self._start(num_batches, plan, mover)
+            with self._step.traces.unchanged("The training_step"):  # 'configure_optimizers' may keep an optimizer
+                self._train(loaders, num_batches, plan)
         for run in self._every:
             run.end()
         return self._results()
 
+    def _note(self, **state: Any) -> None:
+        for run in self._every:
+            run.note(**state)
+
     def _train(self, loaders: Sequence[Any], num_batches: int, plan: TurnPlan) -> None:
         epoch, self._first_step = plan.first(num_batches)
-        for run in self._every:
-            run.note(num_training_batches=num_batches, _epoch=epoch, _steps=self._first_step)
+        self._note(num_training_batches=num_batches, _epoch=epoch, _steps=self._first_step)
         self._hook("on_train_start")
         last = math.inf if plan.epochs == -1 else epoch + plan.epochs
         while num_batches and epoch < last and not self._steps_done():
@@ -124,19 +128,6 @@ class StackedFit:
             epoch += 1
         for hook in ("on_train_end", "on_fit_end"):
             self._hook(hook)
-
-    @contextmanager
-    def _attached(self) -> Iterator[None]:
-        attributes = vars(self._module)
-        for own, run in zip(self._data, self._runs, strict=True):
-            stand_in: Any = run
-            own.trainer = stand_in
-        stand_in = self._runs[0]
-        self._module.trainer = stand_in
-        try:
-            yield
-        finally:
-            attributes.pop("log", None)
 
     def _start(self, num_batches: int, plan: TurnPlan, mover: ScheduleMover) -> None:
         self._hook("on_fit_start")
@@ -151,8 +142,7 @@ class StackedFit:
         self._optimizer = StackedOptimizer(optimizers, configs, stacked, decay, mu, by_reference=plan.progress is not None)
         steps_on = {id(tensor) for tensor in self._optimizer.tensors}
         self._stepped = {name for name, tensor in self._stack.parameters.items() if id(tensor) in steps_on}
-        for run in self._every:
-            run.note(optimizers=optimizers, lr_scheduler_configs=configs)
+        self._note(optimizers=optimizers, lr_scheduler_configs=configs)
         self._terms = [(rule, self._stack.by_name(terms)) for rule in self._place.rules if all(terms := self._begin(rule))]
         for rule, _ in self._terms:
             rule.check_optimizers([self._optimizer.own], self._optimizer.words)
@@ -186,15 +176,13 @@ class StackedFit:
         users = is_users(getattr(type(self._module), hook))
         return self._step.traces.unchanged(f"The '{hook}'") if users else nullcontext()
 
-    def _take_part(self, run: ClientRun, recorder: LogRecorder, hook: str) -> None:
-        stand_in: Any = run
-        self._module.trainer = stand_in
+    def _take_part(self, run: Any, recorder: LogRecorder, hook: str) -> None:
+        self._module.trainer = run
         recorder.hook = hook
         vars(self._module)["log"] = recorder.log
 
     def _epoch(self, loaders: Sequence[Any], num_batches: int, epoch: int) -> None:
-        for run in self._every:
-            run.note(_epoch=epoch)
+        self._note(_epoch=epoch)
         self._hook("on_train_epoch_start")
         convert = self._precision.convert_input
         batches: Iterator[Groups]
@@ -226,8 +214,7 @@ class StackedFit:
         """Return the gradients of all clients, whose batches come in groups of equal shape."""
         losses = torch.zeros(self._size, device=self._device, dtype=torch.float64)
         found: Tensors = {}
-        stand_in: Any = self._shared
-        self._module.trainer = stand_in
+        self._module.trainer = self._shared
         for positions, batch in groups:
             whole = len(positions) == self._size
             chosen = None if whole else torch.tensor(positions, device=self._device)
@@ -261,8 +248,7 @@ class StackedFit:
             if self._local.gradient_clip_val is not None:
                 clip(list(trained.values()), self._local.gradient_clip_val, self._local.gradient_clip_algorithm)
         self._optimizer.step()
-        for run in self._every:
-            run.note(_steps=self._first_step + self._optimizer.num_steps)
+        self._note(_steps=self._first_step + self._optimizer.num_steps)
 
     def _end_epoch(self, notes: list[list[Any]]) -> None:
         """Replay each client's logs and metric updates, and let the module end the epoch."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn, optim
-from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from fl_lightning.clients.stacked.effects import REMEDY
 from fl_lightning.clients.turn import Decay
@@ -48,9 +48,10 @@ class ClientStack:
         self._held = [*state.held_tensors()]
         mine = [name for name in self._held if isinstance(named[name], nn.Parameter)]
         chosen = [*mine, *(name for name in self._names if named[name].requires_grad or others)]
-        self.parameters: Tensors = {name: self._copies(named[name]) for name in chosen}
-        kept = [name for name in self._held if name not in mine]
-        self.buffers: Tensors = {n: self._copies(named[n]) for n in (*self._floats, *self._counters, *local, *kept)}
+        kept = [*self._floats, *self._counters, *local, *(name for name in self._held if name not in mine)]
+        self.parameters, self.buffers = (
+            {n: named[n].detach().expand(self.size, *named[n].shape).clone() for n in names} for names in (chosen, kept)
+        )
         self._shared = {name: named[name].detach() for name in self._names if name not in self.parameters}
         for position, start in enumerate(starts):
             if start is not None:
@@ -61,9 +62,6 @@ class ClientStack:
                 (self.parameters | self.buffers)[name][position].copy_(tensors[name])
         for name, tensor in self.parameters.items():
             tensor.requires_grad_(named[name].requires_grad)
-
-    def _copies(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().expand(self.size, *tensor.shape).clone()
 
     def _fill(self, position: int, names: Sequence[str], source: Tensor) -> None:
         begin = 0
@@ -79,12 +77,10 @@ class ClientStack:
 
     def part(self, positions: Tensor | None) -> tuple[Tensors, Tensors]:
         """Return the parameters and buffers of some clients, or of all of them with None."""
+        parameters = {name: tensor.detach() for name, tensor in self.parameters.items()}
         if positions is None:
-            return {name: tensor.detach() for name, tensor in self.parameters.items()}, self.buffers
-        parameters, buffers = (
-            {name: tensor.detach()[positions] for name, tensor in kind.items()} for kind in (self.parameters, self.buffers)
-        )
-        return parameters, buffers
+            return parameters, self.buffers
+        return {name: t[positions] for name, t in parameters.items()}, {name: t[positions] for name, t in self.buffers.items()}
 
     def trained_of(self, position: int) -> list[Tensor]:
         """Return one client's trained parameters, in the module's order."""
@@ -92,9 +88,7 @@ class ClientStack:
 
     def by_name(self, clients: Sequence[Sequence[Tensor]]) -> Tensors:
         """Stack the clients' tensors, each list in the order of :meth:`trained_of`, and return them by parameter name."""
-        return {
-            name: torch.stack(column) for name, column in zip(self._names, map(list, zip(*clients, strict=True)), strict=True)
-        }
+        return {name: torch.stack(column) for name, *column in zip(self._names, *clients, strict=True)}
 
     def snapshots(self) -> list[Snapshot]:
         """Return each client's model."""
@@ -116,17 +110,7 @@ class ClientStack:
         return torch.cat(rows, dim=1) if rows else torch.zeros(self.size, 0, device=self._device)
 
 
-ELEMENTWISE = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.Adagrad,
-    optim.Adadelta,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.RMSprop,
-)
+ELEMENTWISE = (SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, NAdam, RAdam, RMSprop)
 """Elementwise optimizers, for which a step on the stack equals a step of each client."""
 
 
@@ -168,15 +152,12 @@ class StackedOptimizer:
         (self.own,) = optimizers
         self._schedules = schedules
         Decay(optimizers, schedules, decay)
-        groups = [
-            {**group, "params": [stacked[id(p)] for p in group["params"] if id(p) in stacked]}
-            for group in self.own.param_groups
-        ]
+        own = [(group, [stacked[id(p)] for p in group["params"] if id(p) in stacked]) for group in self.own.param_groups]
+        self._groups = [(group, tensors) for group, tensors in own if tensors]
         kind: Any = type(self.own)
         begun = {"initial_accumulator_value"} & self.own.defaults.keys()  # the only option read at construction
         options = {name: self.own.defaults[name] for name in begun}
-        self._stacked: Optimizer = kind([group for group in groups if group["params"]], **options)
-        self._filled = [number for number, group in enumerate(groups) if group["params"]]
+        self._stacked: Optimizer = kind([{**group, "params": tensors} for group, tensors in self._groups], **options)
         count_as_stepped(self.own)  # it never steps, and its scheduler would warn about that
         self.trace = StepTrace(mu)
         if by_reference:
@@ -188,12 +169,12 @@ class StackedOptimizer:
     @property
     def tensors(self) -> list[Tensor]:
         """Return the stacked parameters that it updates."""
-        return [tensor for group in self._stacked.param_groups for tensor in group["params"]]
+        return [tensor for _, tensors in self._groups for tensor in tensors]
 
     def step(self) -> None:
         """Step on all clients' gradients with the current settings."""
-        for number, group in zip(self._filled, self._stacked.param_groups, strict=True):
-            group.update({name: value for name, value in self.own.param_groups[number].items() if name != "params"})
+        for (own, tensors), group in zip(self._groups, self._stacked.param_groups, strict=True):
+            group.update(own, params=tensors)
         self._stacked.step()
         self.num_steps += 1
 

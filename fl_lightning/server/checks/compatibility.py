@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -50,9 +51,8 @@ def check_part(part: Strategy | Route, faults: Faults, size: int, num_clients: i
     Raises:
         ConfigurationError: naming the missing method, or the setting by which a round lacks clients.
     """
-    base, other = (
-        (Strategy, "strategy, such as FedAvg") if isinstance(part, Strategy) else (Route, "route, such as ServerRoute")
-    )
+    base: Any = Strategy if isinstance(part, Strategy) else Route
+    other = "strategy, such as FedAvg" if base is Strategy else "route, such as ServerRoute"
     saves, loads = (getattr(type(part), name) is not getattr(base, name) for name in ("state_dict", "load_state_dict"))
     if saves != loads:
         own, missing = ("state_dict", "load_state_dict") if saves else ("load_state_dict", "state_dict")
@@ -61,16 +61,13 @@ def check_part(part: Strategy | Route, faults: Faults, size: int, num_clients: i
             "'load_state_dict(state)' restores the attributes that 'state_dict()' returns."
         )
     needs = f"{type(part).__name__} needs every client in every round, but"
-    if part.needs_all_clients and size < num_clients:
-        raise ConfigurationError(
-            f"{needs} this federation has a cohort of {size} out of {num_clients}. Set 'federation.clients_per_round' to 1.0, "
-            f"or use another {other}."
-        )
-    if part.needs_all_clients and faults.skips:
-        raise ConfigurationError(
-            f"{needs} 'federation.faults.policy' skip may lose some. Use the policy fatal (with 'federation.faults.retries'), "
-            f"or use another {other}."
-        )
+    lacks = ""
+    if size < num_clients:
+        lacks = f"this federation has a cohort of {size} out of {num_clients}. Set 'federation.clients_per_round' to 1.0"
+    elif faults.skips:
+        lacks = "'federation.faults.policy' skip may lose some. Use the policy fatal (with 'federation.faults.retries')"
+    if part.needs_all_clients and lacks:
+        raise ConfigurationError(f"{needs} {lacks}, or use another {other}.")
 
 
 def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedDataModule, trainer: Trainer) -> None:
@@ -193,12 +190,11 @@ def check_convex(route: Route, module: nn.Module, local: LocalTraining) -> None:
             f"the weights, but {type(module).__name__} trains {len(owners)} layers ({found}). Set 'model.network' to a single "
             "torch.nn.Linear (after torch.nn.Flatten for images), or 'federation.route' to FedStar or ServerRoute."
         )
-    for part in module.modules():
-        if getattr(part, "convex", True) is False:
-            raise ConfigurationError(
-                f"{name} needs a convex loss, but {type(part).__name__} is not convex with these settings. Use "
-                "HalfSquaredError, torch.nn.MSELoss, Hinge or CrossEntropy, or RobustLoss with shapes of 1 or above."
-            )
+    for part in (part for part in module.modules() if getattr(part, "convex", True) is False):
+        raise ConfigurationError(
+            f"{name} needs a convex loss, but {type(part).__name__} is not convex with these settings. Use HalfSquaredError, "
+            "torch.nn.MSELoss, Hinge or CrossEntropy, or RobustLoss with shapes of 1 or above."
+        )
     if local.proximal_mu or local.side_by_side:
         raise ConfigurationError(
             f"{name} pulls each client with a different strength. Set 'federation.local.proximal_mu' to 0, and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -54,8 +55,7 @@ def check_incomplete(owner: FederationSettings, trainer: Trainer) -> None:
 def without_validation(owner: FederationSettings, trainer: Trainer, cleanup: ExitStack) -> None:
     """Switch off the server's validation during a fit in which its model is incomplete."""
     if _why(owner):
-        cleanup.callback(setattr, trainer, "limit_val_batches", trainer.limit_val_batches)
-        trainer.limit_val_batches = 0
+        cleanup.enter_context(patch.object(trainer, "limit_val_batches", 0))
 
 
 def warn_incomplete(owner: FederationSettings, trainer: Trainer) -> None:

@@ -5,18 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BatchSizeFinder,
-    Checkpoint,
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    ProgressBar,
-    StochasticWeightAveraging,
-    Timer,
-)
+from lightning.pytorch import callbacks as known
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -27,16 +16,17 @@ from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_parts import constant_modules
 from fl_lightning.settings.local_training import LocalTraining
 
+_TUNERS = known.BatchSizeFinder, known.LearningRateFinder
+_TUNE = "Tune without a federation ('federation.enabled' false, or a Trainer without it), set what it finds, and remove it."
 _REFUSED: dict[type[Callback] | tuple[type[Callback], ...], str] = {
-    (BatchSizeFinder, LearningRateFinder): "would tune rounds as if they were training steps. Tune without a federation "
-    "('federation.enabled' false, or a Trainer without it), set what it finds, and remove the callback.",
-    GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, which "
-    "counts the clients' batches.",
-    BackboneFinetuning: "would set the rate of the server's optimizer, and leave that of the clients alone. Use "
+    _TUNERS: f"would tune rounds as if they were training steps. {_TUNE}",
+    known.GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, "
+    "which counts the clients' batches.",
+    known.BackboneFinetuning: "would set the rate of the server's optimizer, and leave that of the clients alone. Use "
     "TransferLearning, which freezes and thaws; the rate of each part is that of its group in 'configure_optimizers'.",
-    StochasticWeightAveraging: "would set the rate of the server's optimizer, and leave that of the clients alone. Use "
+    known.StochasticWeightAveraging: "would set the rate of the server's optimizer, and leave that of the clients alone. Use "
     "WeightAveraging or EMAWeightAveraging, which average the global model over rounds.",
-    ModelPruning: "would prune the server's weights, but the clients' updates would not follow its masks. Prune "
+    known.ModelPruning: "would prune the server's weights, but the clients' updates would not follow its masks. Prune "
     "after the federation.",
     SpikeDetection: "would look for the loss of a training step, but a round has none. Put it into "
     "'federation.local.callbacks', where it sees the clients' steps.",
@@ -44,12 +34,11 @@ _REFUSED: dict[type[Callback] | tuple[type[Callback], ...], str] = {
     "'federation/seconds' and 'client_seconds/<client>' in the log.",
 }
 _REFUSED_AT_CLIENTS: dict[type[Callback] | tuple[type[Callback], ...], str] = {
-    Checkpoint: "writes checkpoints, but a client's Trainer writes none. Remove it; a ModelCheckpoint among the federation's "
-    "own callbacks saves the federation after a round.",
-    ProgressBar: "shows progress, but a client's Trainer shows none. Remove it; FederationProgressBar among the federation's "
-    "own callbacks shows rounds and clients.",
-    (BatchSizeFinder, LearningRateFinder): "would tune each client anew in every turn. Tune without a federation "
-    "('federation.enabled' false, or a Trainer without it), set what it finds, and remove the callback.",
+    known.Checkpoint: "writes checkpoints, but a client's Trainer writes none. Remove it; a ModelCheckpoint among the "
+    "federation's own callbacks saves the federation after a round.",
+    known.ProgressBar: "shows progress, but a client's Trainer shows none. Remove it; FederationProgressBar among the "
+    "federation's own callbacks shows rounds and clients.",
+    _TUNERS: f"would tune each client anew in every turn. {_TUNE}",
 }
 _OF_CLIENTS = {
     "gradient_clip_val": (None, "gradient_clip_val"),
@@ -59,7 +48,7 @@ _OF_CLIENTS = {
     "overfit_batches": (0.0, "limit_train_batches"),
 }
 """Flags that would act on rounds, with their neutral values, and the settings of local training to use instead."""
-_ACT_WITHIN_A_TURN = (EarlyStopping, SpikeDetection, Timer)
+_ACT_WITHIN_A_TURN = (known.EarlyStopping, SpikeDetection, known.Timer)
 """Callbacks with a state that does not change weights, and whose limits are those of a turn."""
 
 
@@ -143,7 +132,7 @@ def refuse_client_callbacks(local: LocalTraining) -> None:
 
 def _lost_after_a_turn(callback: Callback) -> str:
     """Return what a callback would do wrongly because it begins anew in each turn, and what to do instead; empty if nothing."""
-    if isinstance(callback, GradientAccumulationScheduler):
+    if isinstance(callback, known.GradientAccumulationScheduler):
         return (
             "changes the number of steps in an epoch, from which a client's place in the whole training is computed. Set "
             "'federation.local.accumulate_grad_batches'"
