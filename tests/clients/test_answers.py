@@ -1,7 +1,5 @@
 """Questions about models: values as scikit-learn has them, never about few persons, and the same for the same question."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from dataclasses import replace

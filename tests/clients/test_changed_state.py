@@ -1,7 +1,5 @@
 """What training changes in optimizers and modules: each client goes on from what it changed itself, or is refused."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Callbacks of clients that outlast a turn, and those that do not."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

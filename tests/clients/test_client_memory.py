@@ -1,7 +1,5 @@
 """What clients keep over rounds: in memory up to a limit, in files beyond it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """``lr_decay`` multiplies the rate that a schedule gives, whatever the schedule: against the schedule alone in torch."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The engine ``auto``: the lean loop where it gives a Trainer's bits, and a Trainer everywhere else, without a stopwatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

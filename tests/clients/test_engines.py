@@ -1,7 +1,5 @@
 """The engine ``fabric`` against ``trainer``: the same weights, figures and steps to the last bit in what a loop does itself."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

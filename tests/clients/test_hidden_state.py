@@ -1,7 +1,5 @@
 """What modules hide from a copy or a turn: such a federation is plain Lightning all the same, or says why not."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors that training creates, resizes or hides: right, or refused by name, and never passed from client to client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What clients hold: parts, a public share, noise, columns, and the server's set that they hold together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

@@ -1,7 +1,5 @@
 """With ``optimizer_state: kept``, a client's optimizers continue as in one long training, whatever they remember."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

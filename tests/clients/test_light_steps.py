@@ -1,7 +1,5 @@
 """What clients' Trainers and optimizers skip: steps, hooks and logs stay those of torch and Lightning, for all who listen."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Clients with a model or a head of their own, by hand: Ditto, pFedMe, FedRep and FedBABU."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

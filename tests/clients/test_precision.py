@@ -1,7 +1,5 @@
 """Mixed precision, and the proximal term under gradient scaling. On a CPU; a GPU's own checks are marked."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

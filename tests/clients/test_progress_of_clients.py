@@ -1,7 +1,5 @@
 """Epochs, steps and schedules of clients continue over rounds, also for clients that miss some."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Attributes of a module do not leak from client to client."""
 
-from __future__ import annotations
-
 import enum
 import random
 import threading

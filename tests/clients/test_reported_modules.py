@@ -1,7 +1,5 @@
 """Modules of other people: what plain Lightning does right with them, a federation does too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

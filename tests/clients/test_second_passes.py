@@ -1,7 +1,5 @@
 """Rules that pass batches through the module again: MOON and APFL, by hand, and what a further pass must leave alone."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

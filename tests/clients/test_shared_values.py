@@ -1,7 +1,5 @@
 """State that clients share, in classes and in objects that are no part of the module: a change is named once."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from dataclasses import dataclass, replace

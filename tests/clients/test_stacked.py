@@ -1,7 +1,5 @@
 """The engine ``stacked`` against ``trainer``, compiled too: the same within rounding, each client with its own dropout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

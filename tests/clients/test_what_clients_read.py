@@ -1,7 +1,5 @@
 """What a client's module reads of the run around it: logger, checkpoints, metrics, its own attributes."""
 
-from __future__ import annotations
-
 import re
 from enum import Enum
 from operator import attrgetter

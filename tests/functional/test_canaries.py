@@ -1,7 +1,5 @@
 """What an attacker with canaries proves about the noise in one run, beside the epsilon that the accountant computes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

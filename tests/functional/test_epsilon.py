@@ -1,7 +1,5 @@
 """Epsilon against closed forms and against other accountants: never too small, and near them."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

@@ -1,7 +1,5 @@
 """Pure functions against closed forms, other libraries and invariants."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random numbers from a key: by hand from hashlib, their distribution, and who can repeat them."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

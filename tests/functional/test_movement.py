@@ -1,7 +1,5 @@
 """How far models move in a round, what rounds cost in all, and quantiles of many clients: closed forms."""
 
-from __future__ import annotations
-
 import csv
 import math
 

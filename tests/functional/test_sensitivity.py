@@ -1,7 +1,5 @@
 """What one client can change under ClientPrivacy: bounded by its clipped norm, or refused."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shapley values of games that are solved elsewhere: by all orders, and by their axioms."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

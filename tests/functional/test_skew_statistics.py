@@ -1,7 +1,5 @@
 """Skewed partitions: their distribution in theory, and flwr-datasets as an oracle of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

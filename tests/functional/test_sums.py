@@ -1,7 +1,5 @@
 """Exact sums of any number of summands, on grids that are chosen before the round."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from random import Random

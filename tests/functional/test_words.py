@@ -1,7 +1,5 @@
 """Sums as words, and sums of whole numbers: modulo 2**64 and 2**128, checked against Python's own integers."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction

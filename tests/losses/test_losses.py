@@ -1,7 +1,5 @@
 """Losses against closed forms; ``val_loss`` is the plain one, and what clients trained with is ``val_adaptive_loss``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Barron's robust loss against its special cases, 50-digit arithmetic, and scipy's likelihood."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, getcontext
 

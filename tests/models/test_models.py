@@ -1,7 +1,5 @@
 """Networks against torchvision's, pretrained weights, and features that are computed once."""
 
-from __future__ import annotations
-
 import logging
 
 import lightning as L

@@ -1,7 +1,5 @@
 """Inputs are scaled by the mean and the deviation of all clients' rows, to the bit the same wherever the rows are."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import product

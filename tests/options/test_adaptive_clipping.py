@@ -1,7 +1,5 @@
 """A clipping norm that follows a quantile, with its share of the noise (Andrew et al. 2021)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

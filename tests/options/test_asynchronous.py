@@ -1,7 +1,5 @@
 """Asynchronous rounds beside an event loop by hand; clients that are absent, slow or lost; and the simulated clock."""
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Clients that lie about their labels or their models: each attack against another library's, or a closed form."""
 
-from __future__ import annotations
-
 import copy
 
 import byzfl

@@ -1,7 +1,5 @@
 """Evaluation at the clients: against models evaluated by hand, on files, in the log."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

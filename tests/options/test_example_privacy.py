@@ -1,7 +1,5 @@
 """Differential privacy of examples: clipping and noise by hand, epsilon by another accountant."""
 
-from __future__ import annotations
-
 import copy
 import math
 

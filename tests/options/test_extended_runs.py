@@ -1,7 +1,5 @@
 """Runs that are extended beyond the rounds that their noise was solved for: larger noise, and never above the target."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path

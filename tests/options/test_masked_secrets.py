@@ -1,7 +1,5 @@
 """What a server can learn of a round under masks, and what is signed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

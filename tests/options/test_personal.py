@@ -1,7 +1,5 @@
 """Personal parts: what each client keeps for itself is neither sent nor averaged, and never evaluated without the client."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Differential privacy of clients: noise and clipping by hand, epsilon by another accountant, noise nobody can subtract."""
 
-from __future__ import annotations
-
 import base64
 import math
 import secrets

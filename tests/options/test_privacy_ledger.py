@@ -1,7 +1,5 @@
 """The account of released noise: what it costs, kills, and resumes."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

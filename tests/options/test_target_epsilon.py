@@ -1,7 +1,5 @@
 """Noise that is solved for an epsilon: never above the target, within 1 % of it, and kept by a run that is repeated."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

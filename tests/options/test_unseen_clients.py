@@ -1,7 +1,5 @@
 """Clients that never train: evaluated by hand, without influence, and left out of everything that counts clients."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Partitions: nobody lost, nobody twice, and what each partitioner promises, on labels of every kind."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

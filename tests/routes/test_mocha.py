@@ -1,7 +1,5 @@
 """MOCHA: its fixed point against a linear system, its groups, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 from itertools import pairwise
 from typing import Any

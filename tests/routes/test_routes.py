@@ -1,7 +1,5 @@
 """Every route against its algorithm, worked by hand: three rounds, unequal clients, BatchNorm, float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

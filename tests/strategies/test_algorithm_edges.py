@@ -1,7 +1,5 @@
 """Where algorithms meet the rest: fits that go on, clients that diverge, schedules, labels, several loaders."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Strategies with a corrected client, a fair weight or a step of their own: three rounds against the formulas by hand."""
 
-from __future__ import annotations
-
 import copy
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Federated K-means against scikit-learn on the pooled data, and what it refuses."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from typing import Any
 

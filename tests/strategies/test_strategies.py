@@ -1,7 +1,5 @@
 """Every strategy against its formula, worked by hand: three rounds, unequal clients, BatchNorm, float64."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The configurations beyond image classification: each is fitted, and resumed to the same bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """RegressionTask: what it logs against scikit-learn, and linear models against their pooled optimum."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

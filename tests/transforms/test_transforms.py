@@ -1,7 +1,5 @@
 """What happens to updates on their way: against closed forms, and in a federation against the same by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
