@@ -9,7 +9,6 @@ from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer,
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
-    EMAWeightAveraging,
     GradientAccumulationScheduler,
     LambdaCallback,
     ModelPruning,
@@ -43,7 +42,6 @@ class Shadow(Callback):
 LASTING: dict[str, Any] = {
     "StochasticWeightAveraging, which keeps a state": lambda: StochasticWeightAveraging(0.1, swa_epoch_start=1),
     "WeightAveraging, which keeps a state .* Put it among the federation's own callbacks": WeightAveraging,
-    "EMAWeightAveraging, which keeps a state": lambda: EMAWeightAveraging(decay=0.5),
     "ModelPruning, which keeps a state .* .'on_save_checkpoint'.": lambda: ModelPruning("l1_unstructured", amount=0.3),
     "GradientAccumulationScheduler, which changes": lambda: GradientAccumulationScheduler({0: 1, 2: 2}),
     "Shadow, which keeps a state for the rest of a training .'state_dict'.": Shadow,

@@ -5,9 +5,19 @@ from functools import partial
 
 import pytest
 import torch
-from against_hand import assert_close, assert_evaluated_with_own_models, clients_of, final, follow, own_of
+from against_hand import (
+    assert_close,
+    assert_evaluated_with_own_models,
+    average_shared,
+    clients_of,
+    complete,
+    final,
+    fit,
+    follow,
+    own_of,
+)
 from by_hand import LR, B, World, averaged, build, flat
-from federations import SIZES, Blobs, Consecutive, Plain, client_scores, trainer, weights
+from federations import SIZES, Blobs, Consecutive, Plain, client_scores, trainer
 from torch.nn import functional as F
 
 from fl_lightning import (
@@ -98,7 +108,7 @@ def test_clients_are_evaluated_with_their_own_models(strategy):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [{"strategy": Ditto(STRENGTH)}, {"strategy": PFedMe()}, {"strategy": APFL(0.3)}, {"route": LocalOnly("val_acc")}],
+    [{"strategy": Ditto(STRENGTH)}, {"strategy": APFL(0.3)}, {"route": LocalOnly("val_acc")}],
 )
 def test_an_own_model_is_exported(settings, tmp_path, capsys):
     module = Plain(batchnorm=True)
@@ -131,17 +141,6 @@ def test_there_is_nothing_to_export_where_clients_keep_nothing(tmp_path, capsys)
 HEAD = [PersonalPart(names="net.3.*")]
 
 
-def fit(optimizer=None, data=None, **settings):
-    torch.manual_seed(3)
-    module = Plain(lr=LR, batchnorm=True).double()
-    if optimizer:
-        module.configure_optimizers = lambda: optimizer(module.parameters())
-    federation = FederatedOrchestrator(**settings)
-    run = trainer(3, federation, precision="64-true")
-    run.fit(module, FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), **(data or {})))
-    return module, federation
-
-
 def by_hand(phases, mu=0.0, decay=0.0):
     """Every client's network; ``phases`` says for each local epoch whether it trains the head (True) or the rest.
 
@@ -164,15 +163,7 @@ def by_hand(phases, mu=0.0, decay=0.0):
                         for (name, p), gradient in zip(named, gradients, strict=True):
                             pull = 0.0 if trains_head else mu * (p - anchors[name])
                             p -= LR * (gradient + pull + decay * p)
-        states = [net.state_dict() for net in clients]
-        for name in states[0]:
-            if name.startswith("3."):
-                continue
-            stacked = torch.stack([state[name].double() for state in states])
-            share = torch.tensor(SIZES, dtype=torch.float64).view(-1, *(1 for _ in stacked.shape[1:])) / sum(SIZES)
-            shared = (share * stacked).sum(0) if states[0][name].is_floating_point() else stacked.amax(0)
-            for state in states:
-                state[name].copy_(shared)
+        average_shared(clients, lambda name: name.startswith("3."))
     return clients
 
 
@@ -180,18 +171,16 @@ def by_hand(phases, mu=0.0, decay=0.0):
     ("strategy", "phases"), [(FedRep(2), (True, True, False)), (FedBABU(), (False, False, False))], ids=["fedrep", "fedbabu"]
 )
 def test_each_epoch_trains_one_part(strategy, phases):
-    module, federation = fit(strategy=strategy, personal=HEAD, local=LocalTraining(max_epochs=3))
+    module, federation, _ = fit(strategy=strategy, personal=HEAD, local=LocalTraining(max_epochs=3))
     for client, net in enumerate(by_hand(phases)):
-        own = federation._run.memory.held(client)
-        mine = weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
-        assert_close(net.state_dict(), mine)
+        assert_close(net.state_dict(), complete(module, federation, client))
 
 
 @pytest.mark.parametrize("engine", ["trainer", "fabric"])
 def test_a_part_that_rests_does_not_decay_with_a_proximal_term(engine):
     local = LocalTraining(max_epochs=3, engine=engine, proximal_mu=0.5)
     decaying = partial(torch.optim.SGD, lr=LR, weight_decay=0.3)
-    _, federation = fit(strategy=FedRep(2), personal=HEAD, local=local, optimizer=decaying)
+    _, federation, _ = fit(strategy=FedRep(2), personal=HEAD, local=local, optimizer=decaying)
     for client, net in enumerate(by_hand((True, True, False), mu=0.5, decay=0.3)):
         own = federation._run.memory.held(client)
         assert_close(net[3].state_dict(), {name.removeprefix("net.3."): tensor for name, tensor in own.items()}, 1e-11)
@@ -199,7 +188,7 @@ def test_a_part_that_rests_does_not_decay_with_a_proximal_term(engine):
 
 def test_fine_tuning_trains_the_head_of_fedbabu():
     evaluation = ClientEvaluation(1, "val_loss", personal_epochs=5)
-    _, federation = fit(strategy=FedBABU(), personal=HEAD, data={"client_test": 0.3}, client_evaluation=evaluation)
+    _, federation, _ = fit(strategy=FedBABU(), personal=HEAD, data={"client_test": 0.3}, client_evaluation=evaluation)
     before = client_scores(federation)[2]
     with open("client_comparison.csv") as file:
         rows = [line.split(",") for line in file.read().splitlines()]

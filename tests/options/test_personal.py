@@ -4,12 +4,11 @@ import copy
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from against_hand import assert_close
+from against_hand import assert_close, average_shared, complete, fit
 from by_hand import LR, World
 from engine_runs import Collect
 from federations import SIZES, Blobs, Consecutive, Plain, client_scores, trainer, weights
@@ -40,27 +39,6 @@ from fl_lightning.options.personal import personal_names
 NORM, HEAD, ALL = PersonalPart(modules="torch.nn.BatchNorm1d"), PersonalPart(names="net.3.*"), PersonalPart(names="*")
 
 
-def fit(rounds: int = 3, *callbacks: Any, data: dict[str, Any] | None = None, module: Any = None, **settings: Any) -> Any:
-    """Module, federation and Trainer; float64 and examples in order."""
-    flags = settings.pop("flags", {})
-    if module is None:
-        torch.manual_seed(3)
-        module = Plain(lr=LR, batchnorm=True).double()
-    settings.setdefault("local", LocalTraining(max_epochs=2))
-    federation = FederatedOrchestrator(**settings)
-    run = trainer(rounds, federation, *callbacks, precision="64-true", **flags)
-    source = Blobs(shuffle=False, dtype=torch.float64)
-    ckpt_path = settings.pop("ckpt_path", None)
-    run.fit(module, FederatedDataModule(source, Consecutive(), **(data or {})), ckpt_path=ckpt_path)
-    return module, federation, run
-
-
-def complete(module: Plain, federation: FederatedOrchestrator, client: int) -> dict[str, torch.Tensor]:
-    """A client's whole network."""
-    own = federation._run.memory.held(client)
-    return weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
-
-
 def by_hand(names: list[str], rounds: int = 3) -> list[nn.Module]:
     """Every client's network: what is in ``names`` stays, everything else is averaged by examples, counters by maximum."""
     torch.manual_seed(3)
@@ -69,14 +47,7 @@ def by_hand(names: list[str], rounds: int = 3) -> list[nn.Module]:
     clients = [copy.deepcopy(start) for _ in SIZES]
     for _ in range(rounds):
         clients = [world.train(net, k)[0] for k, net in enumerate(clients)]
-        states = [net.state_dict() for net in clients]
-        for name in states[0].keys() - set(names):
-            if states[0][name].is_floating_point():
-                shared = sum(n * state[name] for n, state in zip(SIZES, states, strict=True)) / sum(SIZES)
-            else:
-                shared = torch.stack([state[name] for state in states]).max()
-            for state in states:
-                state[name].copy_(shared)
+        average_shared(clients, names.__contains__)
     return clients
 
 

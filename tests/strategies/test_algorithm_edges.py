@@ -11,7 +11,7 @@ import torch
 from against_hand import Updates
 from algorithms import Following, outcome, prepare
 from by_hand import World
-from engine_runs import scheduled, variant
+from engine_runs import Manual, scheduled, variant
 from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, trainer, weights
 from scipy.special import softmax
 from torchmetrics import Accuracy, MeanSquaredError
@@ -209,16 +209,6 @@ def test_a_module_that_builds_its_network_late_is_federated_alike(name):
         trainer(2, federation).fit(module, data)
         finals.append(weights(module.net))
     assert same_bits(*finals)
-
-
-def stepping_by_hand(self: Any, batch: Any, batch_idx: int) -> None:
-    loss = Plain.training_step(self, batch, batch_idx)
-    self.optimizers().zero_grad()
-    self.manual_backward(loss)
-    self.optimizers().step()
-
-
-Manual = variant(automatic_optimization=False, training_step=stepping_by_hand)
 
 
 @pytest.mark.parametrize(("first", "engine", "second"), [(Following, "auto", Plain), (Plain, "auto", Manual)])

@@ -89,6 +89,40 @@ def follow(dtype, step, **settings):
     return next(callback for callback in run.callbacks if isinstance(callback, fl.FederatedOrchestrator))
 
 
+def fit(rounds=ROUNDS, *callbacks, module=None, optimizer=None, data=None, flags=None, **settings):
+    """Fit in float64, on examples in order, by default with BatchNorm; return the module, the callback and the Trainer."""
+    if module is None:
+        torch.manual_seed(3)
+        module = Plain(lr=LR, batchnorm=True).double()
+    if optimizer:
+        module.configure_optimizers = lambda: optimizer(module.parameters())
+    settings.setdefault("local", fl.LocalTraining(max_epochs=2))
+    federation = fl.FederatedOrchestrator(**settings)
+    run = trainer(rounds, federation, *callbacks, precision="64-true", **(flags or {}))
+    run.fit(module, fl.FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), **(data or {})))
+    return module, federation, run
+
+
+def complete(module, federation, client):
+    """A client's whole network, with the parts that it keeps."""
+    own = federation._run.memory.held(client)
+    return weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
+
+
+def average_shared(nets, is_own):
+    """Average networks in place, by examples and counters by maximum, except for the tensors whose names ``is_own`` tells."""
+    states = [net.state_dict() for net in nets]
+    for name, first in states[0].items():
+        if is_own(name):
+            continue
+        if first.is_floating_point():
+            shared = sum(n * state[name] for n, state in zip(SIZES, states, strict=True)) / sum(SIZES)
+        else:
+            shared = torch.stack([state[name] for state in states]).max()
+        for state in states:
+            state[name].copy_(shared)
+
+
 def own_of(federation, client, like):
     """A client's own network, as it is kept."""
     found = federation._run.memory.last_model(client)
