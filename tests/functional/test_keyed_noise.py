@@ -47,12 +47,6 @@ def test_normals_are_normal():
     assert abs(stats.pearsonr(*(h**2 for h in halves)).statistic) < 5 / 2**7.5
 
 
-def test_uniforms_are_uniform():
-    drawn = stream().uniforms(200_000).numpy()
-    assert stats.kstest(drawn, "uniform").pvalue > 1e-3
-    assert 0 <= drawn.min() < drawn.max() < 1
-
-
 @pytest.mark.parametrize(
     "other",
     [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from engine_runs import variant
-from federations import SIZES, Blobs, Plain, every_round, federate
+from federations import SIZES, Blobs, Plain, federate
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
@@ -115,14 +115,11 @@ def test_what_the_server_must_not_see_is_not_logged(settings):
     assert all(update.update_norm is None for update in watch.updates[0])
 
 
-def test_totals_go_on_after_a_resume(tmp_path):
+def test_totals_by_hand():
     """67 parameters of 4 bytes to and from 3 clients."""
-    first, second = Watch(), Watch()
-    federate(seeded(), 1, first, every_round(tmp_path), flags={"enable_checkpointing": True})
-    federate(seeded(), 3, second, ckpt_path=str(tmp_path / "last.ckpt"))
-    both = first.rounds + second.rounds
-    assert [logged["megabytes_total"] for logged in both] == pytest.approx([(k + 1) * 67 * 4 * 6 / 1e6 for k in range(3)])
-    assert [logged["seconds_total"] for logged in both] == pytest.approx(np.cumsum([x["seconds"] for x in both]), rel=1e-4)
+    rounds = watched(3).rounds
+    assert [logged["megabytes_total"] for logged in rounds] == pytest.approx([(k + 1) * 67 * 4 * 6 / 1e6 for k in range(3)])
+    assert [logged["seconds_total"] for logged in rounds] == pytest.approx(np.cumsum([x["seconds"] for x in rounds]), rel=1e-4)
 
 
 @given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 2**32 - 1))

@@ -27,7 +27,6 @@ from fl_lightning import (
     FedMedian,
     GaussianUpdate,
     InnerProductManipulation,
-    Krum,
     LabelAttack,
     PermutedLabels,
     RandomLabels,
@@ -190,12 +189,9 @@ def test_the_auroc_is_scikit_learns(clients):
 
 
 @pytest.mark.slow
-def test_krum_and_adafed_tell_attackers_apart():
-    """Two of seven send the opposite, or have learnt nonsense."""
+def test_adafed_tells_attackers_apart():
+    """Two of seven have learnt nonsense."""
     data = {"data": Blobs(n=140), "partitioner": Consecutive((20,) * 7)}
-    flipped = Attackers(clients=[1, 4], model=SignFlip(3.0))
-    run = federate(Plain(), 3, strategy=Krum(2), attackers=flipped, **data)
-    assert float(run.callback_metrics["federation/attacker_share"]) == 0
     lies = Attackers(clients=[1, 4], labels=PermutedLabels())
     run = federate(Plain(), 3, strategy=AdaFed("val_acc"), attackers=lies, **data)
     assert float(run.callback_metrics["federation/attackers"]) == 2

@@ -27,11 +27,10 @@ from fl_lightning import (
     ExamplePrivacy,
     Faults,
     FedAvg,
-    FedAvgM,
     LocalTraining,
     TopK,
 )
-from fl_lightning.functional import derive_seed, epsilon_of_clients
+from fl_lightning.functional import epsilon_of_clients
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.transforms import Message, Sender
 
@@ -106,21 +105,6 @@ def test_frozen_parameters_are_not_sent_and_get_no_noise():
     assert not torch.equal(frozen.net[2].weight, before["net.2.weight"])
 
 
-def test_momentum_at_the_server_costs_nothing():
-    """In the first round it is FedAvg, with the same noise; after two the epsilon is the same and the model another."""
-    finals, spent = {}, {}
-    for rounds in (1, 2):
-        for strategy in (FedAvg("uniform"), FedAvgM(0.9, weighting="uniform")):
-            torch.manual_seed(0)
-            module = Plain()
-            run = federate(module, rounds, transforms=[ClientPrivacy(1.0, 1.0, noise_seed=1)], strategy=strategy)
-            finals[rounds, type(strategy)] = weights(module)
-            spent[rounds, type(strategy)] = logged(run)["federation/epsilon_of_clients"]
-    assert same_bits(finals[1, FedAvg], finals[1, FedAvgM])
-    assert not same_bits(finals[2, FedAvg], finals[2, FedAvgM])
-    assert spent[2, FedAvg] == spent[2, FedAvgM] > spent[1, FedAvg]
-
-
 def test_a_client_that_failed_changed_nothing():
     """The sum over those who delivered, divided by all: who failed cannot be seen in the average's noise either."""
     finals = {}
@@ -172,20 +156,6 @@ def test_a_missing_package_is_named(package, monkeypatch):
     make = {"opacus": lambda: ExamplePrivacy(1.0, 1.0), "dp_accounting": lambda: ClientPrivacy(1.0, 1.0)}[package]
     with pytest.raises(ConfigurationError, match=r"pip install 'fl_lightning\[privacy\]'"):
         make()
-
-
-def test_noise_does_not_follow_from_the_seed():
-    """What an owner of the checkpoint could do: draw the noise again from 'federation.seed', and take it away."""
-    finals = {}
-    for z in (NO_NOISE, 1.0):
-        torch.manual_seed(0)
-        module = Plain()
-        privacy = ClientPrivacy(0.5, z)
-        federate(module, 1, strategy=FedAvg("uniform"), transforms=[privacy], seed=5, flags={"precision": "64-true"})
-        finals[z] = flat(module.net)[0]
-    draw = torch.Generator().manual_seed(derive_seed(5, 0, "server", "transform", 0))
-    noise = torch.randn(len(finals[1.0]), generator=draw, dtype=torch.float64).numpy() * 0.5 / 3
-    assert np.abs(finals[1.0] - noise - finals[NO_NOISE]).max() > 0.05
 
 
 def test_two_starts_draw_other_cohorts():

@@ -112,12 +112,9 @@ def test_the_noise_of_a_second_attempt_by_hand():
     ("engine", "settings"),
     [
         ("fabric", {"limit_train_batches": 0.5}),
-        ("fabric", {"limit_train_batches": 9}),
         ("fabric", {"max_epochs": -1, "max_steps": 5}),
         ("fabric", {"full_batch": True, "max_epochs": 3}),
         ("trainer", {"max_epochs": 4, "partial_work": PartialWork(0.7)}),
-        pytest.param("trainer", {"limit_train_batches": 2, "max_epochs": 2}, marks=pytest.mark.slow),
-        pytest.param("trainer", {"max_steps": 3}, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_charged_beforehand_is_what_is_done(settings, engine, tmp_path):

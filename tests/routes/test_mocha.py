@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from federations import Consecutive, federate, trainer
+from federations import Consecutive, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
@@ -25,7 +25,6 @@ from fl_lightning import (
     FederatedOrchestrator,
     HalfSquaredError,
     Hinge,
-    LocalOnly,
     LocalTraining,
     Mocha,
     PartialWork,
@@ -135,30 +134,6 @@ def test_the_joint_objective_never_rises():
     run(12, route, module, Watch(), local=work, settings={"clients_per_round": 4, "availability": Availability(0.2)})
     assert all(after <= before + 1e-9 for before, after in pairwise(values))
     assert values[-1] < 0.8 * values[0]
-
-
-@pytest.mark.slow
-def test_it_finds_the_groups_and_beats_both_local_and_global():
-    """By the distance of each client's weights from the true ones."""
-    sizes = (8, 12, 8, 12, 8, 12)
-    data, route, module = Related(sizes=sizes, noise=1.0), Mocha(0.3), task(0.1)
-    related, _ = run(22, route, task(0.1), data=data, sizes=sizes)
-    alone, _ = run(22, LocalOnly("val_mae", "min"), task(0.1), data=data, sizes=sizes)
-    federate(module, 22, data=data, partitioner=Consecutive(sizes), flags={"precision": "64-true"})
-    everyone = module.network.weight.detach().expand(6, -1)
-    ridges = [
-        np.stack([Ridge(alpha=alpha * len(x), fit_intercept=False).fit(x, y).coef_ for x, y in of_clients(data)])
-        for alpha in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
-    ]
-    own, single, shared, *regularized = (
-        ((np.asarray(w) - data.truth) ** 2).sum(1).mean() for w in (related, alone, everyone, *ridges)
-    )
-    assert own < 0.65 * single
-    assert own < 0.3 * shared
-    assert own < 0.65 * min(regularized)  # whatever a client might try by itself
-    correlations = route.matrices()["relationships"].numpy()
-    same = GROUPS[:, None] == GROUPS[None, :]
-    assert correlations[same].min() > correlations[~same].max() + 0.2
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
 """Federated K-means against scikit-learn on the pooled data, and what it refuses."""
 
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from federations import Blobs, Consecutive, blobs, federate, trainer
-from hypothesis import given
-from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from scipy.stats import chisquare
 from sklearn.cluster import KMeans
@@ -161,26 +158,6 @@ def test_equal_centroids_split_too():
     one, other = strategy.aggregate(sums)[:2].tolist()
     assert one == 2
     assert 0 < abs(other - 2) < 0.05
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(-100, 100, width=32)), min_size=1, max_size=5))
-def test_the_order_of_clients_does_not_matter_and_the_mean_is_exact(clients):
-    ends = []
-    for order in list(permutations(range(len(clients))))[:24]:
-        strategy, sums = FederatedKMeans(), Sums()
-        strategy.start_round(RoundStart(0, tuple(range(len(clients))), len(clients), torch.tensor([7.0, 8.0, 0.0, 0.0]), 2))
-        for k in order:
-            one, other, at = clients[k]
-            state = torch.tensor([at, at + 1, one, other])
-            update = ClientUpdate(k, 0, one + other, 1, model=Snapshot(state, torch.zeros(0)))
-            assert strategy.accumulate(update, sums) == one + other
-        ends.append(strategy.aggregate(sums))
-    assert all(torch.equal(ends[0], end) for end in ends)
-    held = np.array([[one, other] for one, other, _ in clients], dtype=float)
-    at = np.array([[np.float32(at), np.float32(np.float32(at) + 1)] for _, _, at in clients], dtype=float)
-    total = held.sum(axis=0)
-    expected = np.where(total > 0, (held * at).sum(axis=0) / np.maximum(total, 1), [7, 8])
-    np.testing.assert_allclose(ends[0], [*expected, *total], rtol=1e-12, atol=1e-12)
 
 
 def test_first_centroids_are_drawn_once_from_the_servers_set(monkeypatch):

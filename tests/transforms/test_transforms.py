@@ -180,16 +180,10 @@ def test_sparse_updates_in_a_federation():
     assert {u.bytes_up for r in rounds for u in r} == {whole - width * parameters + count * (width + 4)}
 
 
-def test_a_transform_s_figures_are_logged_and_no_longer_get_what_clients_keep():
+def test_a_transform_s_figures_are_logged():
     class Counted(Quantize):
         def figures(self, rounds, drawn):
             return {"rounds_times_drawn": float(rounds * drawn)}
 
-    class Asks(Quantize):
-        def figures(self, rounds, drawn, kept):
-            return {"keeping": float(len(kept))}
-
     run = federate(Plain(), 2, transforms=[Counted(8)])
     assert float(run.callback_metrics["federation/rounds_times_drawn"]) == 6.0
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'kept'"):
-        federate(Plain(), 1, transforms=[Asks(8)])
