@@ -12,16 +12,7 @@ import pytest
 import torch
 from federations import Blobs, Consecutive, Plain, same_bits, trainer, weights
 
-from fl_lightning import (
-    BestCheckpoint,
-    CheckpointError,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LastCheckpoint,
-    LocalTraining,
-    Scaffold,
-    Storage,
-)
+import fl_lightning as fl
 from fl_lightning.clients import memory as memory_module
 from fl_lightning.clients.memory import RULES, ClientMemory, references_of
 from fl_lightning.rules import ControlVariates
@@ -33,10 +24,12 @@ ALONE: Any = SimpleNamespace(rank=0, gather=lambda mine: [mine])
 def fit(folder: Path, rounds: int, limit: float, ckpt_path: str | None = None, disk: float | None = None) -> Plain:
     torch.manual_seed(3)
     module = Plain()
-    orchestrator = FederatedOrchestrator(Scaffold(), LocalTraining(), storage=Storage(limit, disk), clients_per_round=2)
-    checkpoints = [BestCheckpoint("val_acc"), LastCheckpoint()]
+    orchestrator = fl.FederatedOrchestrator(
+        fl.Scaffold(), fl.LocalTraining(), storage=fl.Storage(limit, disk), clients_per_round=2
+    )
+    checkpoints = [fl.BestCheckpoint("val_acc"), fl.LastCheckpoint()]
     run = trainer(rounds, orchestrator, *checkpoints, default_root_dir=folder, enable_checkpointing=True)
-    run.fit(module, FederatedDataModule(Blobs(), Consecutive()), ckpt_path=ckpt_path)
+    run.fit(module, fl.FederatedDataModule(Blobs(), Consecutive()), ckpt_path=ckpt_path)
     return module
 
 
@@ -83,7 +76,7 @@ def test_a_file_that_is_damaged_is_named(tmp_path):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"the state of client \d, is damaged.*'client_state'"):
+    with pytest.raises(fl.CheckpointError, match=r"the state of client \d, is damaged.*'client_state'"):
         fit(tmp_path, 4, 0.0, "last")
 
 
@@ -94,13 +87,13 @@ def test_a_file_that_is_missing_is_noticed_before_a_client_trains(tmp_path):
     lost = max(files_of(checkpoint), key=lambda name: int(name.split("-")[1]))
     path = tmp_path / "client_state" / lost
     path.rename(path.with_name(path.name.replace("-3-", "-1-")))
-    with pytest.raises(CheckpointError, match=r"lacks files with clients' state .* Restore the file"):
+    with pytest.raises(fl.CheckpointError, match=r"lacks files with clients' state .* Restore the file"):
         fit(tmp_path, 4, 0.0, "last")
 
 
 def test_a_disk_that_is_full_is_named(tmp_path):
     (tmp_path / "client_state").write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match=r"Cannot write the state of client \d.*'federation.storage.memory'"):
+    with pytest.raises(fl.CheckpointError, match=r"Cannot write the state of client \d.*'federation.storage.memory'"):
         fit(tmp_path, 2, 0.0)
 
 
@@ -259,7 +252,7 @@ def test_a_round_writes_what_its_cohort_keeps_and_no_list_of_all(tmp_path, monke
 def test_a_run_whose_files_take_more_than_the_limit_ends_after_that_round(tmp_path):
     limit = 2 * 4096 / 2**30
     fit(tmp_path, 1, 0.0, disk=limit)
-    with pytest.raises(CheckpointError, match=r"takes 1.53e-05 GiB .* 'federation.storage.disk' 7.63e-06. Raise it, delete"):
+    with pytest.raises(fl.CheckpointError, match=r"takes 1.53e-05 GiB .* 'federation.storage.disk' 7.63e-06. Raise it, delete"):
         fit(tmp_path / "more", 9, 0.0, disk=limit)
 
 
@@ -270,5 +263,5 @@ def test_the_limit_counts_former_states_until_they_are_swept(tmp_path):
         put_round(memory, range(1), float(value))
         memory.files.sweep(ALONE, {})
     put_round(memory, range(1), 2.0)
-    with pytest.raises(CheckpointError, match="delete older checkpoints"):
+    with pytest.raises(fl.CheckpointError, match="delete older checkpoints"):
         put_round(memory, range(1), 3.0)

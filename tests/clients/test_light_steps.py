@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compat_names import relies_on
-from federations import Plain, federate, trainer
+from federations import trainer
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.core import module as core_module
@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fl_lightning import AdaFed, LocalTraining, Yogi
+from fl_lightning import Yogi
 from fl_lightning.compat.light_steps import backward_lightly, step_lightly
 from fl_lightning.compat.lightning_hooks import IDLE, lean_hooks
 
@@ -273,23 +273,6 @@ def test_afterwards_everything_is_lightnings_own():
     with pytest.raises(ValueError, match="within"):
         fail()
     assert names() == before
-
-
-def test_clients_train_and_their_models_are_evaluated_so():
-    seen: set[tuple[str, str]] = set()
-
-    class Looking(Plain):
-        def training_step(self, batch, batch_idx):
-            seen.add(("training", calls._call_callback_hooks.__module__))
-            return super().training_step(batch, batch_idx)
-
-        def validation_step(self, batch, batch_idx):
-            seen.add(("validation", calls._call_callback_hooks.__module__))
-            return super().validation_step(batch, batch_idx)
-
-    federate(Looking(), 1, strategy=AdaFed("val_acc"), local=LocalTraining(engine="trainer"))
-    ours, lightnings = lean_hooks.__module__, calls.__name__
-    assert seen == {("training", ours), ("validation", ours), ("validation", lightnings)}  # the last is the user's own Trainer
 
 
 @pytest.mark.parametrize(

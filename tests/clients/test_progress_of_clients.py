@@ -14,17 +14,7 @@ from torch import Tensor
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
 
-from fl_lightning import (
-    ClientEvaluation,
-    ConfigurationError,
-    Faults,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LocalTraining,
-    RingFed,
-    Scaffold,
-    WarmStart,
-)
+import fl_lightning as fl
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.functional.local_steps import control_change
 from fl_lightning.messages import Progress
@@ -84,7 +74,7 @@ def test_each_step_of_unequal_clients_that_miss_rounds(engine):
     SEEN.clear()
     cohorts = Cohorts()
     parts: dict[str, Any] = {"data": Blobs(sum(SIZES)), "partitioner": Consecutive(SIZES), "clients_per_round": 1, "seed": 3}
-    parts["local"] = LocalTraining(engine=engine)
+    parts["local"] = fl.LocalTraining(engine=engine)
     federate(Cycled(), 4, cohorts, **parts)
     assert by_hand(cohorts.seen) == SEEN
     assert set(cohorts.seen) == {(0,), (1,)}
@@ -93,7 +83,7 @@ def test_each_step_of_unequal_clients_that_miss_rounds(engine):
 def test_each_round_on_its_own():
     """As before, on request: every round begins at 0 and sees its own steps only."""
     SEEN.clear()
-    local = LocalTraining(progress="round", max_epochs=4)
+    local = fl.LocalTraining(progress="round", max_epochs=4)
     federate(Cycled(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=local)
     once = [(3, step // 3, step, pytest.approx(rate), 4) for step, rate in enumerate(RATES[3])]
     assert [*once, *once] == SEEN
@@ -107,7 +97,7 @@ def test_a_turn_of_several_epochs_and_a_straggler(engine):
     assert plan.first(4) == (6, 24)
     assert plan.limits == (10, -1)
     make = recorded(lambda o: ExponentialLR(o, 0.5))
-    federate(make(), 3, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(engine=engine, max_epochs=2))
+    federate(make(), 3, data=Blobs(12), partitioner=Consecutive([12]), local=fl.LocalTraining(engine=engine, max_epochs=2))
     places = [(epoch, step, rate) for _, epoch, step, rate, _ in SEEN]
     assert places == [(step // 3, step, 0.5 * 0.5 ** (step // 3)) for step in range(18)]
 
@@ -116,7 +106,7 @@ def test_limited_steps():
     """A turn of 4 steps of 3 batches an epoch: its second epoch ends early, and its schedule of epochs does not see it."""
     SEEN.clear()
     make = recorded(lambda o: ExponentialLR(o, 0.5))
-    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(max_epochs=-1, max_steps=4))
+    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=fl.LocalTraining(max_epochs=-1, max_steps=4))
     places = [(epoch, step, rate) for _, epoch, step, rate, _ in SEEN]
     first = [(0, 0, 0.5), (0, 1, 0.5), (0, 2, 0.5), (1, 3, 0.25)]
     assert places == [*first, (2, 4, 0.25), (2, 5, 0.25), (2, 6, 0.25), (3, 7, 0.125)]
@@ -126,9 +116,9 @@ def test_periods():
     """On a route of two periods, a round is two turns; a warm start's rounds are one."""
     SEEN.clear()
     make = recorded(lambda o: ExponentialLR(o, 0.5))
-    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(), route=RingFed(2))
+    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=fl.LocalTraining(), route=fl.RingFed(2))
     assert [(epoch, rate, most) for _, epoch, _, rate, most in SEEN[::3]] == [(e, 0.5 * 0.5**e, 4) for e in range(4)]
-    route = WarmStart(3, RingFed(2))
+    route = fl.WarmStart(3, fl.RingFed(2))
     assert [route.turns_before(r) for r in range(6)] == [0, 1, 2, 3, 5, 7]
     assert ServerRoute().turns_before(7) == 7
 
@@ -141,14 +131,14 @@ def test_an_own_way_to_step_a_schedule_sees_the_epoch():
     make.lr_scheduler_step = lr_scheduler_step
     SEEN.clear()
     with pytest.warns(UserWarning, match="epoch parameter"):
-        federate(make(), 3, data=Blobs(5), partitioner=Consecutive([5]), local=LocalTraining())
+        federate(make(), 3, data=Blobs(5), partitioner=Consecutive([5]), local=fl.LocalTraining())
     assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 / (1 + r)) for r in range(3)]
 
 
 @pytest.mark.parametrize("engine", ONE_ENOUGH)
 def test_a_training_without_an_end_has_no_estimate(engine):
-    with pytest.raises(ConfigurationError, match=r"'trainer.max_epochs' is -1, so the training has no end"):
-        federate(Cycled(), -1, local=LocalTraining(engine=engine))
+    with pytest.raises(fl.ConfigurationError, match=r"'trainer.max_epochs' is -1, so the training has no end"):
+        federate(Cycled(), -1, local=fl.LocalTraining(engine=engine))
 
 
 class Breaks(Plain):
@@ -163,20 +153,20 @@ class Breaks(Plain):
 def kept_by_clients(kind: type[Plain], rounds: int = 2, **settings: Any) -> list[dict[str, Tensor]]:
     """What each client has packed after training with momentum."""
     torch.manual_seed(2)
-    federation = FederatedOrchestrator(local=LocalTraining(optimizer_state="kept", max_epochs=2), **settings)
-    data = FederatedDataModule(Blobs(), Consecutive((8, 19, 13)), client_test=0.1)
+    federation = fl.FederatedOrchestrator(local=fl.LocalTraining(optimizer_state="kept", max_epochs=2), **settings)
+    data = fl.FederatedDataModule(Blobs(), Consecutive((8, 19, 13)), client_test=0.1)
     trainer(rounds, federation).fit(kind(momentum=0.9), data)
     return [federation._run.memory.kept(client)["training"] for client in range(3)]
 
 
 def test_a_rejected_turn_does_not_move_what_the_client_keeps():
     """Client 1 fails in round 1, and keeps the momentum of round 0."""
-    one, two = (kept_by_clients(Breaks, rounds, faults=Faults("skip")) for rounds in (1, 2))
+    one, two = (kept_by_clients(Breaks, rounds, faults=fl.Faults("skip")) for rounds in (1, 2))
     assert list(map(same_bits, one, two)) == [False, True, False]
 
 
 def test_fine_tuning_leaves_what_clients_keep_alone():
-    tunes = ClientEvaluation(1, "val_acc", personal_epochs=2, compare_alone=True)
+    tunes = fl.ClientEvaluation(1, "val_acc", personal_epochs=2, compare_alone=True)
     assert all(map(same_bits, kept_by_clients(Plain), kept_by_clients(Plain, client_evaluation=tunes)))
 
 
@@ -185,7 +175,7 @@ def test_scaffold_leaves_its_control_at_a_rate_of_nearly_zero():
     assert control_change(torch.ones(1), [torch.ones(1)], end, 1e-9) == 0
     make = scheduled(lambda o: LambdaLR(o, lambda step: step / 10), interval="step")
     module = make()
-    federate(module, 2, data=Blobs(10), partitioner=Consecutive([5, 5]), local=LocalTraining(), strategy=Scaffold())
+    federate(module, 2, data=Blobs(10), partitioner=Consecutive([5, 5]), local=fl.LocalTraining(), strategy=fl.Scaffold())
     assert all(tensor.isfinite().all() for tensor in weights(module).values() if tensor.is_floating_point())
 
 
@@ -219,8 +209,8 @@ def test_an_extended_run_keeps_its_plan_as_in_lightning(engine, tmp_path):
     assert rates == pytest.approx([0.5] * 5 + [0.25] * 5 + [0.0] * 5 + [0.25] * 5 + [0.5] * 5)
 
     SEEN.clear()
-    data = FederatedDataModule(Blobs(23, shuffle=False), Consecutive([23]))
-    federation = FederatedOrchestrator(local=LocalTraining(engine=engine))
+    data = fl.FederatedDataModule(Blobs(23, shuffle=False), Consecutive([23]))
+    federation = fl.FederatedOrchestrator(local=fl.LocalTraining(engine=engine))
     with pytest.warns(UserWarning, match=r"Round 2 goes beyond the 2 rounds for which this run was first started\.") as told:
         found = in_parts(fit, Planned(), data, tmp_path / "federated", (2, 4, 5), federation)
     assert any("Round 4 goes beyond the 2 rounds" in str(one.message) for one in told)

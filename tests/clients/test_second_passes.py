@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import APFL, MOON, Faults, FedAvg, LocalTraining
-from fl_lightning.functional.contrast import model_contrast
 
 MU, T = 1.5, 0.4
 
@@ -61,17 +60,6 @@ def moon_step(last):
 
 def test_moon_draws_representations_to_the_global_model():
     assert_follows(torch.float64, moon_step({}), strategy=MOON("net.2", MU, T))
-
-
-def test_the_contrast_is_that_of_the_paper():
-    generator = torch.Generator().manual_seed(1)
-    z, near, far = torch.randn(3, 5, 2, 3, generator=generator, dtype=torch.float64)
-    expected = 0.0
-    for a, b, c in zip(z.numpy(), near.numpy(), far.numpy(), strict=True):
-        like = [np.sum(a * o) / np.sqrt(np.sum(a * a) * np.sum(o * o)) for o in (b, c)]
-        expected -= np.log(np.exp(like[0] / T) / (np.exp(like[0] / T) + np.exp(like[1] / T))) / 5
-    assert float(model_contrast(z, near, far, T)) == pytest.approx(expected, rel=1e-12)
-    assert float(model_contrast(z, near, near, T)) == pytest.approx(np.log(2))
 
 
 def apfl_step(own, alphas, mixtures, rate):

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,11 +38,6 @@ class Average:
             mine.lerp_(theirs.detach(), 0.1)
 
 
-@dataclass(frozen=True)
-class Count:
-    steps: int = 0
-
-
 class Holder(Plain):
     """Holds a helper and changes it in each step, as told."""
 
@@ -64,10 +58,6 @@ CHANGE: list[Any] = []
 
 def nothing(module: Any) -> None:
     """Leave the helper alone."""
-
-
-def count(module: Any) -> None:
-    module.helper = replace(module.helper, steps=module.helper.steps + 1)
 
 
 def follow(module: Any) -> None:
@@ -96,7 +86,6 @@ def add(module: Any) -> None:
 CHANGING = {
     "helper.calls": lambda: Holder(lambda m: Augmentation(), lambda m: m.helper()),
     "helper.shadow": lambda: Holder(lambda m: Average(m.net), lambda m: m.helper()),
-    "helper.steps": lambda: Holder(lambda m: Count(), count),
     "helper.0.parameters": lambda: Holder(lambda m: [copy.deepcopy(m.net).requires_grad_(False)], follow),
     "Loss.history": lambda: Holder(lambda m: type("Loss", (), {"history": []})(), lambda m: m.helper.history.append(1)),
     "Variant.seen": lambda: of_the_class(add, seen=0),

@@ -13,13 +13,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from fl_lightning import (
-    AdaFed,
-    ClassificationTask,
-    Faults,
-    LocalTraining,
-    Mediators,
-)
+import fl_lightning as fl
 from fl_lightning.clients.stacked import step as stacked_step
 from fl_lightning.clients.stacked.fit import StackedFit
 from fl_lightning.clients.stacked.step import padded_size
@@ -39,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "limits": {"limit_train_batches": 0.6},
     "two at a time": {"stack_size": 2, "sizes": (8, 13, 5, 9, 5)},
     "transfer hooks": {"data": Transferred},
-    "mediators": {"server": {"route": lambda: Mediators(2)}},
+    "mediators": {"server": {"route": lambda: fl.Mediators(2)}},
 }
 
 
@@ -216,7 +210,7 @@ def test_an_evaluation_leaves_nothing_behind_for_the_clients():
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.factor * F.cross_entropy(self(batch[0]), batch[1])
 
-    assert same(Evaluated, server={"strategy": lambda: AdaFed("val_acc")}) == []
+    assert same(Evaluated, server={"strategy": lambda: fl.AdaFed("val_acc")}) == []
 
 
 @pytest.mark.slow
@@ -244,9 +238,9 @@ def compilations(monkeypatch) -> list[int]:
     return graphs
 
 
-def regularized() -> ClassificationTask:
+def regularized() -> fl.ClassificationTask:
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, CLASSES))
-    return ClassificationTask(net, CLASSES, None, lambda p: optim.SGD(p, lr=0.1, momentum=0.9))
+    return fl.ClassificationTask(net, CLASSES, None, lambda p: optim.SGD(p, lr=0.1, momentum=0.9))
 
 
 @pytest.mark.slow
@@ -281,7 +275,7 @@ def test_a_cuda_graph_may_overwrite_its_outputs(monkeypatch):
     assert set(modes) == {"reduce-overhead"}
 
 
-def stumbled(failures: int, faults: Faults) -> dict[str, Tensor]:
+def stumbled(failures: int, faults: fl.Faults) -> dict[str, Tensor]:
     """Weights after three rounds of stacks of 3 and 2 clients, each with batches of 5 and of 3 examples.
 
     The second round's second stack raises as often as it is told.
@@ -297,7 +291,7 @@ def stumbled(failures: int, faults: Faults) -> dict[str, Tensor]:
 
     torch.manual_seed(1)
     module = Plain()
-    local = LocalTraining(max_epochs=1, engine="stacked", compile=True, stack_size=3)
+    local = fl.LocalTraining(max_epochs=1, engine="stacked", compile=True, stack_size=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StackedFit, "_train", stumbling)
         federate(module, 3, data=Blobs(40), partitioner=Consecutive((8,) * 5), local=local, faults=faults)
@@ -307,17 +301,17 @@ def stumbled(failures: int, faults: Faults) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 def test_a_retry_compiles_nothing_and_gives_the_same_bits(compilations):
-    smooth = stumbled(0, Faults())
+    smooth = stumbled(0, fl.Faults())
     assert len(compilations) == 4
-    assert same_bits(stumbled(2, Faults(retries=2)), smooth)
+    assert same_bits(stumbled(2, fl.Faults(retries=2)), smooth)
     assert len(compilations) == 4 + 4
 
 
 @pytest.mark.slow
 def test_clients_of_a_stack_that_failed_try_alone(compilations):
     """The error happens once: no client is left out, and graphs for one client are compiled once for each shape."""
-    smooth = stumbled(0, Faults())
-    alone = stumbled(1, Faults("skip"))
+    smooth = stumbled(0, fl.Faults())
+    alone = stumbled(1, fl.Faults("skip"))
     assert all(torch.allclose(smooth[name], alone[name], atol=1e-6) for name in smooth)
     assert sorted(compilations[4:]) == sorted([*compilations[:4], 1, 1])
 
