@@ -44,7 +44,7 @@ from fl_lightning import (
 )
 from fl_lightning.cli.ranks import choose_ranks
 from fl_lightning.data import TensorLoader
-from fl_lightning.functional import draw_cohort
+from fl_lightning.functional.scheduling import draw_cohort
 
 LR = 0.01
 ROUNDS = {"W": 2, "W-eval": 1, "S": 30, "L": 3}

@@ -17,7 +17,7 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 import fl_lightning as fl
 from fl_lightning.data.changes import scaled_to_one
-from fl_lightning.functional import earth_movers_distance
+from fl_lightning.functional.labels import earth_movers_distance
 
 
 def held(n: int = 200, clients: Any = 4, kind: Any = Blobs, **more: Any) -> fl.FederatedDataModule:

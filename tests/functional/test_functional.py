@@ -6,8 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning.functional import ExactSum, ModelState, balanced_shares, cohort_size, derive_seed, draw_cohort
-from fl_lightning.functional.seeding import generator, isolated_rng
+from fl_lightning.functional.exact_sum import ExactSum
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.scheduling import balanced_shares, cohort_size, draw_cohort
+from fl_lightning.functional.seeding import derive_seed, generator, isolated_rng
 
 
 @pytest.mark.parametrize("largest", [1.0, 2.0**38])

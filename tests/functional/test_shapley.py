@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning.functional import exact_shapley, monte_carlo_shapley
+from fl_lightning.strategies.shapley import exact_shapley, monte_carlo_shapley
 
 
 def game(values: list[float]):

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg, FedLoss
-from fl_lightning.functional import ExactSum, Grid, Sums, grid_of
-from fl_lightning.functional.exact_sum import magnitudes
+from fl_lightning.functional.exact_sum import ExactSum, magnitudes
+from fl_lightning.functional.sums import Grid, Sums, grid_of
 from fl_lightning.types import Snapshot
 
 single = st.floats(-2, 2, width=32)

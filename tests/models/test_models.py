@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from torchvision.models.vgg import cfgs, make_layers
 
 import fl_lightning as fl
-from fl_lightning.functional import ModelState
+from fl_lightning.functional.model_state import ModelState
 
 
 def parameters(network: nn.Module) -> int:

@@ -7,8 +7,8 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from against_hand import Updates, assert_follows, clients_of
-from by_hand import World, averaged, build, flat
+from against_hand import Updates, assert_follows, divided, sending
+from by_hand import World, averaged
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,25 +24,6 @@ HOSTILE = [1, 3]
 HONEST = [0, 2, 4]
 
 
-def follow(attack, forge):
-    """``forge(own change, honest changes)`` is what clients 1 and 3 of five send, by another library."""
-    dtype = torch.float64
-    world = World(dtype, parts=np.split(np.arange(sum(FIVE)), np.cumsum(FIVE)[:-1]))
-
-    def step(net, world, t):
-        w = flat(net)[0]
-        clients = clients_of(net, world)
-        changes = [flat(client)[0] - w for client in clients]
-        honest = np.stack([changes[k] for k in HONEST])
-        for k in HOSTILE:
-            clients[k] = build(clients[k], w + forge(changes[k], honest), *flat(clients[k])[1:])
-        return averaged(net, clients, world.sizes)
-
-    data = fl.FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(FIVE))
-    attackers = fl.Attackers(clients=HOSTILE, model=attack)
-    return assert_follows(dtype, step, world=world, data=data, attackers=attackers, strategy=None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "forge"),
@@ -55,7 +36,13 @@ def follow(attack, forge):
     ids=["sign flip", "scaled", "ALIE", "inner product"],
 )
 def test_what_attackers_send(attack, forge):
-    _, rounds = follow(attack, forge)
+    """``forge(own change, honest changes)`` is what clients 1 and 3 of five send, by another library."""
+
+    def lie(k, changes):
+        return forge(changes[k], np.stack([changes[j] for j in HONEST])) if k in HOSTILE else changes[k]
+
+    attackers = fl.Attackers(clients=HOSTILE, model=attack)
+    _, rounds = assert_follows(torch.float64, sending(lie), **divided(FIVE), attackers=attackers)
     assert [update.client for update in rounds[0]] == [0, 1, 2, 3, 4]
 
 

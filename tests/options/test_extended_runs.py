@@ -15,7 +15,7 @@ from opacus.accountants import PRVAccountant
 from private_runs import DELTA, clients, examples, fit, last, lines, stop_after
 
 from fl_lightning import CheckpointError, ConfigurationError, ExamplePrivacy, FedCyclic
-from fl_lightning.functional import epsilon_of_clients
+from fl_lightning.functional.privacy import epsilon_of_clients
 from fl_lightning.functional.releases import Release, epsilon_of_releases
 from fl_lightning.options.privacy_account import budget
 

@@ -12,8 +12,8 @@ import shake
 import torch
 import wandb
 from accountants import attained, gaussian_epsilon, renyi
-from against_hand import Updates, assert_follows, clients_of
-from by_hand import averaged, build, flat
+from against_hand import Updates, assert_follows, sending
+from by_hand import flat
 from federations import SIZES, Blobs, Cohorts, Consecutive, Plain, federate, same_bits, weights
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from private_runs import LEDGER, NO_NOISE, fit, last, logged, private
@@ -21,8 +21,8 @@ from run_private import MODES
 from scipy import stats
 
 import fl_lightning as fl
-from fl_lightning.functional import epsilon_of_clients
 from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.functional.privacy import epsilon_of_clients
 from fl_lightning.transforms import Message, Sender
 
 
@@ -56,15 +56,9 @@ def test_noise_at_the_server_is_that_of_the_sum():
 
 @pytest.mark.parametrize("noise", ["central", "local"])
 def test_without_noise_it_is_the_clipped_average(noise):
-    def step(net, world, t):
-        w, clients = flat(net)[0], clients_of(net, world)
-        for k, client in enumerate(clients):
-            change = flat(client)[0] - w
-            clients[k] = build(client, w + change * min(1, 0.4 / np.linalg.norm(change)), *flat(client)[1:])
-        return averaged(net, clients, np.ones(3))
-
+    clipped = sending(lambda k, changes: changes[k] * min(1, 0.4 / np.linalg.norm(changes[k])), np.ones(3))
     settings = {"strategy": fl.FedAvg("uniform"), "batchnorm": False, "tolerance": 1e-7}
-    assert_follows(torch.float64, step, transforms=[fl.ClientPrivacy(0.4, NO_NOISE, noise)], **settings)
+    assert_follows(torch.float64, clipped, transforms=[fl.ClientPrivacy(0.4, NO_NOISE, noise)], **settings)
 
 
 def test_epsilon_of_a_federation_counts_cohorts_and_rounds():

@@ -17,8 +17,8 @@ from run_private import MODES
 
 from fl_lightning import Availability, CheckpointError, Faults, FedAvg, FedCyclic, PartialWork, SecureAggregation
 from fl_lightning.errors import FederationError
-from fl_lightning.functional import epsilon_of_clients
 from fl_lightning.functional.noise_search import least_noise
+from fl_lightning.functional.privacy import epsilon_of_clients
 
 
 @pytest.mark.parametrize(("target", "rounds"), [(0.5, 100), (1.0, 1), (8.0, 1), (8.0, 100)])
@@ -49,17 +49,25 @@ def test_a_run_of_all_clients_ends_at_its_target_by_closed_form(settings, tmp_pa
     assert gaussian_epsilon(noise / 2 / math.sqrt(4), DELTA) == pytest.approx(spent, rel=1e-3)
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "unit", "least"),
     [
-        {"clients_per_round": 2},
-        pytest.param({"secure_aggregation": SecureAggregation()}, marks=pytest.mark.slow),
-        {"seeded": 1, "availability": Availability(drop_out=0.3, slow=0.5)},
+        (clients(clients_per_round=2), "clients", 0.99),
+        slow(clients(secure_aggregation=SecureAggregation()), "clients", 0.99),
+        (clients(seeded=1, availability=Availability(drop_out=0.3, slow=0.5)), "clients", 0.99),
+        slow(examples(route=FedCyclic()), "examples", 0.99),
+        slow(examples(local={"partial_work": PartialWork(0.5)}), "examples", 0.5),
+        slow(examples(faults=Faults(retries=1)), "examples", 0.8),
     ],
-    ids=["cohorts", "secure", "drops out"],
+    ids=["cohorts", "secure", "drops out", "a cycle", "partial work", "a try again"],
 )
-def test_a_run_of_cohorts_ends_at_its_target(settings, tmp_path):
-    spent_in(tmp_path, clients(**settings), "clients", 2.0)
+def test_a_run_ends_at_its_target(settings, unit, least, tmp_path):
+    """Stragglers make fewer steps than planned; who may try again has room for it in the last round."""
+    spent_in(tmp_path, settings, unit, 2.0, least)
 
 
 def test_the_client_with_the_largest_epsilon_decides(tmp_path):
@@ -68,21 +76,6 @@ def test_the_client_with_the_largest_epsilon_decides(tmp_path):
     each = [poisson(noise, B / size, 4 * 2 * math.ceil(size / B), DELTA) for size in SIZES]
     assert max(high for _, high in each) == pytest.approx(2.0, rel=0.02)
     assert max(low for low, _ in each) <= 2.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "least"),
-    [
-        ({"route": FedCyclic()}, 0.99),
-        ({"local": {"partial_work": PartialWork(0.5)}}, 0.5),
-        ({"faults": Faults(retries=1)}, 0.8),
-    ],
-    ids=["a cycle", "partial work", "a try again"],
-)
-def test_a_run_of_examples_ends_at_its_target(settings, least, tmp_path):
-    """Stragglers make fewer steps than planned; who may try again has room for it in the last round."""
-    spent_in(tmp_path, examples(**settings), "examples", 2.0, least)
 
 
 def test_one_client_of_all_examples_by_closed_form(tmp_path):

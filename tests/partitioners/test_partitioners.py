@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import fl_lightning as fl
 from fl_lightning.data.labels import read_labels
-from fl_lightning.functional import scale_table
+from fl_lightning.functional.partition import scale_table
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 2**31))

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning as fl
 from fl_lightning.data import TensorLoader
-from fl_lightning.functional.relationships import coupling, learn_relationships, pulls, similarity
+from fl_lightning.routes.mocha import coupling, learn_relationships, pulls, similarity
 
 SIZES = (12, 30, 18, 24, 12, 30)
 GROUPS = np.array([0, 1, 0, 1, 0, 1])

@@ -12,7 +12,10 @@ from poisoning import mislabel
 from scipy.stats import entropy
 
 import fl_lightning as fl
-from fl_lightning.functional import ModelState, balanced_groups, mix, star_matrix, wrong_labels
+from fl_lightning.functional.labels import wrong_labels
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.routes.mediators import balanced_groups
+from fl_lightning.routes.periods import mix, star_matrix
 
 
 def cyclic(net, world, t):

@@ -12,7 +12,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances
 
 import fl_lightning as fl
-from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
+from fl_lightning.tasks.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
 from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 
 PARTITIONERS = {"iid": fl.IIDPartitioner(4), "one class each": fl.ShardPartitioner(3, 1), "unequal": Consecutive([390, 8, 2])}

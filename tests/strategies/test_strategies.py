@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassF1Score
 
 import fl_lightning as fl
-from fl_lightning.functional import draw_cohort
+from fl_lightning.functional.scheduling import draw_cohort
 from fl_lightning.types import Snapshot
 
 

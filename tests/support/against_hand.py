@@ -5,7 +5,7 @@ import copy
 import lightning as L
 import numpy as np
 import torch
-from by_hand import LR, World, build
+from by_hand import LR, World, averaged, build, flat
 from federations import SIZES, Blobs, Consecutive, Plain, client_scores, federate, trainer, weights
 from torch.nn import functional
 
@@ -67,6 +67,18 @@ def divided(sizes):
 
 def clients_of(net, world, **kwargs):
     return [world.train(net, k, **kwargs)[0] for k in range(len(world.parts))]
+
+
+def sending(forge, weights=None):
+    """A round in which client k sends ``forge(k, changes)`` in place of its change; weights are by examples if not given."""
+
+    def step(net, world, t):
+        w, clients = flat(net)[0], clients_of(net, world)
+        changes = [flat(client)[0] - w for client in clients]
+        clients = [build(client, w + forge(k, changes), *flat(client)[1:]) for k, client in enumerate(clients)]
+        return averaged(net, clients, world.sizes if weights is None else weights)
+
+    return step
 
 
 def final(dtype=torch.float64, batchnorm=True, sizes=SIZES, **settings):
