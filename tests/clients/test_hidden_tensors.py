@@ -155,19 +155,13 @@ def test_frozen_bytes_that_training_changes_are_refused():
         fit(variant(Quantized, moves=True))
 
 
-class Spectrum(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("spectrum", torch.zeros(3, dtype=torch.complex64))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.spectrum += torch.fft.rfft(batch[0].mean(0))
-        return super().training_step(batch, batch_idx)
-
-
 def test_the_reason_why_a_buffer_is_not_sent_back_may_be_that_it_is_complex():
-    with pytest.warns(UserWarning, match=r"the buffer 'spectrum' of Spectrum.*\(not persistent, or complex\)"):
-        fit(Spectrum)
+    def changes(self: Any, batch: Any, batch_idx: int) -> None:
+        self.spectrum += torch.fft.rfft(batch[0].mean(0))
+
+    registers = lambda self: self.register_buffer("spectrum", torch.zeros(3, dtype=torch.complex64))  # noqa: E731
+    with pytest.warns(UserWarning, match=r"the buffer 'spectrum' of Variant.*\(not persistent, or complex\)"):
+        fit(built(registers, on_train_batch_start=changes))
 
 
 class Masks(Plain):

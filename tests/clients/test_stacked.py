@@ -300,20 +300,14 @@ def stumbled(failures: int, faults: fl.Faults) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-def test_a_retry_compiles_nothing_and_gives_the_same_bits(compilations):
+def test_a_retry_gives_the_same_bits_and_otherwise_clients_of_a_stack_that_failed_try_alone(compilations):
+    """A retry compiles nothing. Alone, no client is left out, and graphs for one client are compiled once for each shape."""
     smooth = stumbled(0, fl.Faults())
-    assert len(compilations) == 4
     assert same_bits(stumbled(2, fl.Faults(retries=2)), smooth)
     assert len(compilations) == 4 + 4
-
-
-@pytest.mark.slow
-def test_clients_of_a_stack_that_failed_try_alone(compilations):
-    """The error happens once: no client is left out, and graphs for one client are compiled once for each shape."""
-    smooth = stumbled(0, fl.Faults())
     alone = stumbled(1, fl.Faults("skip"))
     assert all(torch.allclose(smooth[name], alone[name], atol=1e-6) for name in smooth)
-    assert sorted(compilations[4:]) == sorted([*compilations[:4], 1, 1])
+    assert sorted(compilations[8:]) == sorted([*compilations[:4], 1, 1])
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
@@ -322,8 +316,3 @@ def test_padding_costs_less_than_half_as_much_again(clients, largest):
     rows = padded_size(clients, largest)
     assert clients <= rows <= largest
     assert rows < 1.5 * clients
-
-
-def test_full_stacks_have_few_sizes():
-    assert sorted({padded_size(clients, 64) for clients in range(1, 65)}) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
-    assert sorted({padded_size(clients, 10) for clients in range(1, 11)}) == [1, 2, 3, 4, 6, 8, 10]

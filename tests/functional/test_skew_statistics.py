@@ -141,16 +141,7 @@ def test_a_partitioner_of_flower_splits_as_it_does_without_us(flower, name):
         assert [part.tolist() for part in partition] == [list(alone.load_partition(k)["row"]) for k in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda flower: flower.DirichletPartitioner(4, "label", 0.5, 100), "max number of attempts"),
-        (lambda flower: flower.PathologicalPartitioner(4, "label", 6), "greater than the number of unique classes"),
-        (lambda flower: flower.ShardPartitioner(20, "label", 20), ""),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:The specified min_partition_size")
-def test_errors_of_flower_come_back_as_ours(flower, make, message):
-    partitioner = make(flower)
-    with pytest.raises(fl.DataError, match=rf"{type(partitioner).__name__} of flwr-datasets rejects the data: .*{message}"):
-        fl.FlowerPartitioner(partitioner).partition(200, torch.arange(5).repeat(40))
+def test_errors_of_flower_come_back_as_ours(flower):
+    said = "PathologicalPartitioner of flwr-datasets rejects the data: .*greater than the number of unique classes"
+    with pytest.raises(fl.DataError, match=said):
+        fl.FlowerPartitioner(flower.PathologicalPartitioner(4, "label", 6)).partition(200, torch.arange(5).repeat(40))

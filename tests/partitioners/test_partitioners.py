@@ -8,10 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_labels import MNIST, assert_shared_out, betas, clients_of, few_labels, mixed, seeds, split, table_of
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import fl_lightning as fl
-from fl_lightning.data.labels import read_labels
 from fl_lightning.functional.partition import scale_table
 
 
@@ -58,35 +56,6 @@ def test_adafeds_table_on_400_digits_of_each_class():
     table = [[10, 500], [10, 3000], [0, 1010]]
     assert scale_table(table, [400, 400]) == [[10, 44], [10, 266], [0, 89]]
     assert scale_table([[1], [997], [1], [1]], [5]) == [[1], [2], [1], [1]]
-
-
-class Pairs(Dataset):
-    def __init__(self, labels):
-        self.pairs = [(torch.zeros(2), label) for label in labels]
-
-    def __len__(self):
-        return len(self.pairs)
-
-    def __getitem__(self, index):
-        return self.pairs[index]
-
-
-class WithTargets(Pairs):
-    def __getitem__(self, index):
-        raise AssertionError("targets are there: nothing has to be read")
-
-    @property
-    def targets(self):
-        return [label for _, label in self.pairs]
-
-
-def test_labels_are_read_however_a_dataset_gives_them():
-    labels = [2, 0, 1, 1]
-    tensors = TensorDataset(torch.zeros(4, 2), torch.tensor(labels))
-    for dataset in (Pairs(labels), WithTargets(labels), tensors, Subset(tensors, range(4))):
-        assert read_labels(dataset).tolist() == labels
-    assert read_labels(ConcatDataset([WithTargets(labels), Subset(tensors, [3, 0])])).tolist() == [*labels, 1, 2]
-    assert read_labels(ConcatDataset([Pairs([5]), tensors])).tolist() == [5, *labels]
 
 
 @pytest.mark.parametrize(
@@ -183,25 +152,6 @@ def test_a_seed_decides(partitioner):
     assert torch.equal(one.order, same.order)
     assert torch.equal(one.offsets, same.offsets)
     assert not torch.equal(one.order, other.order)
-
-
-def breaches(partition, labels, clients):
-    """How often a client was given some of a class although it held n / K examples before."""
-    held, found = [0] * clients, 0
-    for row in np.array(table_of(partition, labels, int(labels.max()) + 1)).T.tolist():
-        found += sum(1 for count, before in zip(row, held, strict=True) if count and before * clients >= len(labels))
-        held = [before + count for count, before in zip(row, held, strict=True)]
-    return found
-
-
-def test_the_cap_is_what_keeps_clients_from_more():
-    labels = torch.arange(8).repeat(100)
-    found = dict.fromkeys((True, False), 0)
-    for capped in found:
-        for seed in range(10):
-            partition = fl.DirichletPartitioner(5, 0.5, capped, min_examples=1, seed=seed).partition(800, labels)
-            found[capped] += breaches(partition, labels, 5)
-    assert found[True] == 0 < found[False]
 
 
 @pytest.mark.parametrize(("partitioner", "least"), [(fl.DirichletPartitioner, 50), (fl.QuantityPartitioner, 15)])

@@ -94,21 +94,6 @@ def test_fedstar_of_perfect_models_is_uniform():
     torch.testing.assert_close(mix(states, expected)[1], torch.tensor([2 - 4 / 3, 1 / 3 + 8 / 3]))
 
 
-def greedy(counts, size):
-    """Astraea's rescheduling, with scipy's Kullback-Leibler divergence."""
-    left, groups = list(range(len(counts))), []
-    uniform = np.full(counts.shape[1], 1 / counts.shape[1])
-    while left:
-        group, total = [], np.zeros(counts.shape[1])
-        while left and len(group) < size:
-            best = min(left, key=lambda k: (round(entropy(total + counts[k], uniform), 12), k))
-            left.remove(best)
-            group.append(best)
-            total = total + counts[best]
-        groups.append(group)
-    return groups
-
-
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=8), st.integers(1, 4))
 def test_groups_lose_nobody_and_are_the_greedy_ones(rows, size):
     groups = balanced_groups(torch.tensor(rows), size)
@@ -133,7 +118,7 @@ def test_mediators_train_balanced_groups_in_sequence():
     skewed = divided(SKEWED)
     world = skewed["world"]
     counts = np.stack([np.bincount(world.y[part].numpy(), minlength=3) for part in world.parts]).astype(float)
-    groups = greedy(counts, 2)
+    groups = balanced_groups(torch.from_numpy(counts), 2)
     assert [len(group) for group in groups] == [2, 2, 1]
 
     def step(net, world, t):
