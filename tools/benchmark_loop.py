@@ -37,7 +37,7 @@ from federations import Consecutive, trainer
 import fl_lightning as fl
 from fl_lightning.cli.ranks import choose_ranks
 from fl_lightning.data import TensorLoader
-from fl_lightning.functional import draw_cohort
+from fl_lightning.functional.scheduling import draw_cohort
 
 LR = 0.01
 ROUNDS = {"W": 2, "W-eval": 1, "S": 30, "L": 3}

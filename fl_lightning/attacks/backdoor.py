@@ -34,10 +34,7 @@ class Backdoor:
         require(0 < share <= 1, _NAME + "share", "above 0 and at most 1", share)
         require(size >= 1, _NAME + "size", "1 or above, in pixels", size)
         require(value is None or math.isfinite(value), _NAME + "value", "finite, or null", value)
-        self.target = target
-        self.share = share
-        self.size = size
-        self.value = value
+        self.target, self.share, self.size, self.value = target, share, size, value
 
     def check(self, num_classes: int) -> None:
         """Reject a target that is not one of the classes.

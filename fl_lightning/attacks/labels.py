@@ -81,8 +81,7 @@ class RelabelClass(LabelAttack):
     def __init__(self, source: int, target: int) -> None:
         require(source >= 0, _NAME + "source", "a class of 0 or above", source)
         require(target >= 0 and target != source, _NAME + "target", "a class other than 'source', 0 or above", target)
-        self.source = source
-        self.target = target
+        self.source, self.target = source, target
 
     def change(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
         """Return the changed labels; see :meth:`LabelAttack.change`.

@@ -15,9 +15,8 @@ from torch.nn.parameter import is_lazy
 from fl_lightning.clients.module_state import PythonState
 from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_changes import differs
 from fl_lightning.functional.model_parts import client_state
-from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.model_state import ModelState, differs
 from fl_lightning.functional.recycling import emptied
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import Snapshot

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score
 
 from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.functional.class_weights import f1_class_weights, weighted_cross_entropy
 from fl_lightning.losses.adaptive import AdaptiveLoss
 
 
@@ -114,8 +114,7 @@ class PresentClasses(Metric):
 
     def __init__(self, metric: Metric, num_classes: int) -> None:
         super().__init__()
-        self.metric = metric
-        self.num_classes = num_classes
+        self.metric, self.num_classes = metric, num_classes
         self.add_state("counts", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, target: Tensor) -> None:
@@ -134,3 +133,35 @@ class PresentClasses(Metric):
         """Forget all batches."""
         super().reset()
         self.metric.reset()
+
+
+def f1_class_weights(f1: Tensor, epsilon: float = 0.1) -> Tensor:
+    """Return kappa_c = 1 / (F1_c + epsilon) (AdaFed, section 3.1; epsilon = 0.1 in its Simulation 2).
+
+    Args:
+        f1: the F1 score of each class in [0, 1], shape (C,). NaN, for a class missing from the server's set, gives 1.
+        epsilon: limits the weight of a class that is never recognised to 1 / epsilon; in (0, 1).
+
+    Returns:
+        Weights in [1 / (1 + epsilon), 1 / epsilon], shape (C,).
+
+    >>> f1_class_weights(torch.tensor([0.0, 0.9])).tolist()
+    [10.0, 1.0]
+    """
+    return torch.where(f1.isnan(), torch.ones_like(f1), 1.0 / (f1 + epsilon))
+
+
+def weighted_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Return cross-entropy with class weights, divided by the number of samples M (AdaFed, eq. 2).
+
+    ``torch.nn.CrossEntropyLoss(weight=...)`` is a different loss: it divides by the sum of the batch's weights.
+
+    Args:
+        logits: the unnormalised scores, shape (M, C) or (M, C, ...).
+        target: the class indices, shape (M,) or (M, ...).
+        weight: the class weights kappa, shape (C,).
+
+    Returns:
+        The loss, a scalar.
+    """
+    return F.cross_entropy(logits, target, weight=weight, reduction="sum") / target.numel()

@@ -30,8 +30,7 @@ class ProximalLoss(ChecksTypes, nn.Module):
     def __init__(self, loss: nn.Module, mu: float = 0.01) -> None:
         super().__init__()
         require(mu >= 0, "mu", "0 or above", mu)
-        self.loss = loss
-        self.mu = mu
+        self.loss, self.mu = loss, mu
         self._parameters_now: list[Tensor] = []
         self._anchors: list[Tensor] = []
 

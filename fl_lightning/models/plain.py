@@ -45,11 +45,6 @@ class KerasCNN(ChecksTypes, nn.Sequential):
         )
         self.apply(_initialise_as_keras)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits of a batch of images."""
-        logits: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
-        return logits
-
 
 def _initialise_as_keras(layer: nn.Module) -> None:
     if isinstance(layer, nn.Conv2d | nn.Linear):

@@ -66,11 +66,7 @@ class Standardized(ChecksTypes, nn.Module):
         self.register_load_state_dict_post_hook(_note_loaded)  # type: ignore[no-untyped-call]
 
     def set_moments(
-        self,
-        moments: Moments,
-        filled: Sequence[Sequence[int]] = (),
-        partial: bool = False,
-        names: Sequence[str] | None = None,
+        self, moments: Moments, filled: Sequence[Sequence[int]] = (), partial: bool = False, names: Sequence[str] | None = None
     ) -> None:
         """Set mean, deviation, and what replaces missing numbers, from the moments of all examples.
 

@@ -29,11 +29,7 @@ class Yogi(ChecksTypes, torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.99),
-        eps: float = 1e-3,
+        self, params: Iterable[nn.Parameter], lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-3
     ) -> None:
         require(lr > 0, "Yogi.lr", "above 0", lr)
         require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "Yogi.betas", "each at least 0 and below 1", betas)

@@ -26,8 +26,7 @@ class AdaFedSimulation1(Partitioner):
     """
 
     def __init__(self, in_total: bool = False, seed: int = 0) -> None:
-        self.in_total = in_total
-        self.seed = seed
+        self.in_total, self.seed = in_total, seed
 
     def counts(self) -> list[list[int]]:
         """Return the paper's table: a row of ten counts for each of the six clients."""

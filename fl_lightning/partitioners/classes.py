@@ -28,9 +28,7 @@ class ClassesPartitioner(Partitioner):
     def __init__(self, num_clients: int = 10, classes_per_client: int = 2, seed: int = 0) -> None:
         require(num_clients >= 1, "data.partitioner.num_clients", "at least 1", num_clients)
         require(classes_per_client >= 1, "data.partitioner.classes_per_client", "at least 1", classes_per_client)
-        self.num_clients = num_clients
-        self.classes_per_client = classes_per_client
-        self.seed = seed
+        self.num_clients, self.classes_per_client, self.seed = num_clients, classes_per_client, seed
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
         """Split the training set; see :meth:`Partitioner.partition`.

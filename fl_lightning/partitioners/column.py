@@ -30,8 +30,7 @@ class ColumnPartitioner(Partitioner):
     def __init__(self, column: str, min_examples: int = 1) -> None:
         require(bool(column), "data.partitioner.column", "the name of a column", column)
         require(min_examples >= 1, "data.partitioner.min_examples", "at least 1", min_examples)
-        self.column = column
-        self.min_examples = min_examples
+        self.column, self.min_examples = column, min_examples
 
     def partition_by(self, codes: Tensor, names: Sequence[str]) -> Partition:
         """Split by the values of the column.
@@ -84,8 +83,7 @@ class DomainPartitioner(ColumnPartitioner):
     def __init__(self, clients_per_domain: int = 1, seed: int = 0) -> None:
         super().__init__("domains")
         require(clients_per_domain >= 1, "data.partitioner.clients_per_domain", "at least 1", clients_per_domain)
-        self.clients_per_domain = clients_per_domain
-        self.seed = seed
+        self.clients_per_domain, self.seed = clients_per_domain, seed
 
     def partition_by(self, codes: Tensor, names: Sequence[str]) -> Partition:
         """Split by domain; see :meth:`ColumnPartitioner.partition_by`.

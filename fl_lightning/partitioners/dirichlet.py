@@ -30,10 +30,7 @@ class DirichletPartitioner(Partitioner):
         require(num_clients >= 1, "data.partitioner.num_clients", "at least 1", num_clients)
         require(0 < beta <= 1e6, "data.partitioner.beta", "above 0 and at most 1e6", beta)
         require(min_examples >= 1, "data.partitioner.min_examples", "at least 1", min_examples)
-        self.num_clients = num_clients
-        self.beta = beta
-        self.capped = capped
-        self.min_examples = min_examples
+        self.num_clients, self.beta, self.capped, self.min_examples = num_clients, beta, capped, min_examples
         self.seed = seed
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:

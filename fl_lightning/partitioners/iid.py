@@ -22,8 +22,7 @@ class IIDPartitioner(Partitioner):
 
     def __init__(self, num_clients: int = 10, seed: int = 0) -> None:
         require(num_clients >= 1, "data.partitioner.num_clients", "at least 1", num_clients)
-        self.num_clients = num_clients
-        self.seed = seed
+        self.num_clients, self.seed = num_clients, seed
 
     def partition(self, num_examples: int, labels: Tensor | None = None) -> Partition:
         """Split the training set; see :meth:`Partitioner.partition`."""

@@ -28,10 +28,7 @@ class QuantityPartitioner(Partitioner):
         require(num_clients >= 1, "data.partitioner.num_clients", "at least 1", num_clients)
         require(0 < beta <= 1e6, "data.partitioner.beta", "above 0 and at most 1e6", beta)
         require(min_examples >= 1, "data.partitioner.min_examples", "at least 1", min_examples)
-        self.num_clients = num_clients
-        self.beta = beta
-        self.min_examples = min_examples
-        self.seed = seed
+        self.num_clients, self.beta, self.min_examples, self.seed = num_clients, beta, min_examples, seed
 
     def partition(self, num_examples: int, labels: Tensor | None = None) -> Partition:
         """Split the training set; see :meth:`Partitioner.partition`.

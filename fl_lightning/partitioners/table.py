@@ -31,9 +31,7 @@ class TablePartitioner(Partitioner):
             raise ConfigurationError(
                 f"Client {empty[0]} has no data: row {empty[0]} of '{setting}' is all zeros. Add examples or remove the row."
             )
-        self.counts = counts
-        self.seed = seed
-        self.scale_to_fit = scale_to_fit
+        self.counts, self.seed, self.scale_to_fit = counts, seed, scale_to_fit
 
     def for_stand_in(self, labels: Tensor) -> TablePartitioner:
         """Return the same table, with large columns scaled down to what a stand-in for the data set holds."""

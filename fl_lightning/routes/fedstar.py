@@ -9,9 +9,8 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import known_direction
-from fl_lightning.functional.mixing import star_matrix
 from fl_lightning.routes.base import Cohort
-from fl_lightning.routes.periods import PeriodRoute
+from fl_lightning.routes.periods import PeriodRoute, star_matrix
 from fl_lightning.types import ClientUpdate
 
 

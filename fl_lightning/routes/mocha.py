@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.functional.relationships import coupling, learn_relationships, pulls, similarity
 from fl_lightning.routes.base import Cohort, Route
 from fl_lightning.types import Pull
 
@@ -19,7 +18,7 @@ class Mocha(Route):
     MOCHA minimises ``sum_k n_k / n * F_k(w_k) + 1/2 tr(W^T M W)`` over the clients' models W and relationships S in turn;
     n is the mean of the n_k, and ``M = strength * S^-1 + l2 * I`` (eq. 1 of the paper, with Zhang and Yeung's regularizer). A
     round solves for W side by side: client k trains on its own loss plus a pull, a bound given by
-    :func:`~fl_lightning.functional.relationships.pulls`. Better local training converges faster, but partial work
+    :func:`~fl_lightning.routes.mocha.pulls`. Better local training converges faster, but partial work
     helps too, and absent clients keep their models. Every ``update_every`` rounds the server sets S in closed form.
 
     A client that has not trained yet counts with the server's model, the mean of all; in the paper its weights are 0. The paper
@@ -87,3 +86,59 @@ class Mocha(Route):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore S."""
         self._relationships = state.get("relationships")
+
+
+def learn_relationships(weights: Tensor, smoothing: float) -> Tensor:
+    """Return ``S = K * (W W^T + eps I)^(1/2) / trace``, the minimiser of ``tr(S^-1 (W W^T + eps I))`` with trace K.
+
+    Args:
+        weights: W, a row for each client, shape (K, p).
+        smoothing: eps > 0, in units of squared weights, keeps S invertible.
+
+    Returns:
+        Symmetric, positive definite, trace K, float64, shape (K, K); S_ij is large if clients' weights have one direction.
+    """
+    gram = weights.double() @ weights.double().T
+    values, vectors = torch.linalg.eigh(gram + smoothing * torch.eye(len(gram), dtype=torch.float64))
+    root = vectors * values.clamp(min=smoothing).sqrt() @ vectors.T
+    related: Tensor = root * (len(gram) / root.trace())
+    return related
+
+
+def coupling(relationships: Tensor, strength: float, l2: float) -> Tensor:
+    """Return ``M = strength * S^-1 + l2 * I``, float64, shape (K, K); the regularizer is ``1/2 tr(W^T M W)``.
+
+    Args:
+        relationships: S, shape (K, K).
+        strength: lambda_1 >= 0.
+        l2: lambda_2 >= 0.
+    """
+    identity = torch.eye(len(relationships), dtype=torch.float64)
+    inverse = torch.linalg.inv(relationships)
+    matrix: Tensor = strength * (inverse + inverse.T) / 2 + l2 * identity
+    return matrix
+
+
+def pulls(weights: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each client's part of the regularizer: a pull of strength D_k towards an anchor.
+
+    ``1/2 tr(W^T M W) <= const + sum_k D_k / 2 * |w_k - a_k|^2`` with ``D_k = sum_j |M_kj|`` and ``a_k = w_k - (M W)_k / D_k``,
+    equal at the present W, since ``diag(D) - M`` is diagonally dominant. Clients that lower their parts of the bound, however
+    roughly and side by side, therefore lower the whole.
+
+    Args:
+        weights: the present W, shape (K, p).
+        matrix: M, symmetric, shape (K, K).
+
+    Returns:
+        Anchors, float64, shape (K, p), and strengths, shape (K,).
+    """
+    w = weights.double()
+    strengths = matrix.abs().sum(dim=1)
+    return w - (matrix @ w) / strengths[:, None], strengths
+
+
+def similarity(relationships: Tensor) -> Tensor:
+    """Return correlations ``S_ij / sqrt(S_ii S_jj)`` in [-1, 1], shape (K, K)."""
+    scale = relationships.diagonal().sqrt()
+    return relationships / scale[:, None] / scale

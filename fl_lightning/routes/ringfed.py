@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.functional.mixing import ring_matrix
 from fl_lightning.routes.base import Cohort
-from fl_lightning.routes.periods import PeriodRoute
+from fl_lightning.routes.periods import PeriodRoute, ring_matrix
 from fl_lightning.types import ClientUpdate
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fl_lightning.functional.contrast import model_contrast
 from fl_lightning.rules.base import ClientRule, LocalEnd, LocalStart
 from fl_lightning.rules.passes import Batch
 
@@ -53,3 +53,18 @@ class ModelContrast(ClientRule):
         """Return the trained model, the last one of the next turn."""
         self._others = []  # before the next client trains
         return {"previous": end.end, "previous buffers": end.buffers}
+
+
+def model_contrast(own: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
+    """Return the mean of ``-log(exp(s_+ / t) / (exp(s_+ / t) + exp(s_- / t)))`` over the examples, a scalar >= 0.
+
+    ``s_+`` and ``s_-`` are the cosine similarities of an example's representation to its positive and its negative one.
+
+    Args:
+        own: the representations, shape (N, ...).
+        positive: those to which they are drawn, of the same shape.
+        negative: those from which they are driven away, of the same shape.
+        temperature: the temperature t, > 0.
+    """
+    near, far = (F.cosine_similarity(own.flatten(1), other.flatten(1)) for other in (positive, negative))
+    return F.softplus((far - near) / temperature).mean()

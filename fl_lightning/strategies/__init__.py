@@ -102,13 +102,7 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
         Algorithm("RingFed", "models mix with their neighbours in a ring", "ringfed_mnist"),
         Algorithm("Mediators", "groups of clients with complementary labels (Astraea)", "mediators_mnist"),
         Algorithm("Warm start", "a cyclic phase, then another route", "warm_start_mnist"),
-        Algorithm(
-            "Last client",
-            "the model of the last client: a baseline",
-            "last_client_mnist",
-            "LastClient",
-            at_sites=True,
-        ),
+        Algorithm("Last client", "the model of the last client: a baseline", "last_client_mnist", "LastClient", at_sites=True),
         Algorithm("Centralized", "no federation: a baseline", "centralized_mnist"),
     ),
     "Privacy and communication": (

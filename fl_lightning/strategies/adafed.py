@@ -58,9 +58,7 @@ class AdaFed(WeightedAverage):
             self.metric = metric
         else:
             self.local_metric = self._metric = metric
-        self.scored_by = scored_by
-        self.power = power
-        self.examples = examples
+        self.scored_by, self.power, self.examples = scored_by, power, examples
         self.reads = ("examples",) if examples else ()
         self.mode = "max" if higher_is_better(metric, mode, "federation.strategy.mode") else "min"
         self.epsilon = epsilon

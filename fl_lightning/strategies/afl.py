@@ -11,7 +11,6 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import require
 from fl_lightning.functional.metric_mode import known_direction
-from fl_lightning.functional.simplex import project_to_simplex
 from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import WeightedAverage
 from fl_lightning.types import ClientUpdate, RoundStart
@@ -94,3 +93,15 @@ class AFL(WeightedAverage):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore lambda."""
         self._mixture = state.get("mixture")
+
+
+def project_to_simplex(values: Tensor) -> Tensor:
+    """Return the point nearest to ``values``, shape (n,), whose entries are >= 0 and sum to 1 (Duchi et al. 2008, Figure 1).
+
+    >>> project_to_simplex(torch.tensor([0.5, 1.5, -1.0])).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    ordered = values.sort(descending=True).values
+    excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(values) + 1, dtype=values.dtype, device=values.device)
+    last = int((ordered > excess).sum()) - 1
+    return (values - excess[last]).clamp(min=0)

@@ -29,8 +29,7 @@ class CosineFilter(FilteringStrategy):
 
     def __init__(self, threshold: float = 0.0, examples: bool = True) -> None:
         require(-1 <= threshold < 1, "federation.strategy.threshold", "from -1 to below 1", threshold)
-        self.threshold = threshold
-        self.examples = examples
+        self.threshold, self.examples = threshold, examples
 
     def weights(self, products: Tensor, examples: Tensor) -> Tensor:
         """Return n_k or 1 for models that pass, 0 for the others; a single model always passes.

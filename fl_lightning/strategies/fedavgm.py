@@ -34,8 +34,7 @@ class FedAvgM(FedAvg):
         require(0 <= momentum < 1, "federation.strategy.momentum", "at least 0 and below 1", momentum)
         require(lr > 0, "federation.strategy.lr", "above 0", lr)
         super().__init__(weighting)
-        self.momentum = momentum
-        self.lr = lr
+        self.momentum, self.lr = momentum, lr
 
     def server_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return SGD with momentum; checkpoints save its state, as they do for every optimizer."""

@@ -31,9 +31,7 @@ class GeometricMedian(FilteringStrategy):
     def __init__(self, examples: bool = False, smoothing: float = 1e-6, iterations: int = 1000) -> None:
         require(0 < smoothing < 1e6, "federation.strategy.smoothing", "above 0 and below 1e6", smoothing)
         require(iterations >= 1, "federation.strategy.iterations", "at least 1", iterations)
-        self.examples = examples
-        self.smoothing = smoothing
-        self.iterations = iterations
+        self.examples, self.smoothing, self.iterations = examples, smoothing, iterations
 
     def weights(self, products: Tensor, examples: Tensor) -> Tensor:
         """Return the shares, which sum to 1."""

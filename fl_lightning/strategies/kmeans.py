@@ -43,8 +43,7 @@ class FederatedKMeans(RunningStrategy):
 
     def __init__(self, empty: Literal["keep", "split"] = "keep", seed: int = 0) -> None:
         require(empty in ("keep", "split"), "federation.strategy.empty", "keep or split", empty)
-        self.empty = empty
-        self.seed = seed
+        self.empty, self.seed = empty, seed
         self._start: RoundStart | None = None
 
     def start_round(self, start: RoundStart) -> None:

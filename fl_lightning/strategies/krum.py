@@ -31,8 +31,7 @@ class Krum(FilteringStrategy):
     def __init__(self, attackers: int | float = 0.25, selected: int | None = 1) -> None:
         check_attackers(attackers)
         require(selected is None or selected >= 1, "federation.strategy.selected", "at least 1, or null", selected)
-        self.attackers = attackers
-        self.selected = selected
+        self.attackers, self.selected = attackers, selected
 
     def weights(self, products: Tensor, examples: Tensor) -> Tensor:
         """Return 1 for the selected models, 0 for the others.

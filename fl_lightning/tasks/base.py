@@ -56,10 +56,7 @@ class SupervisedTask(LoadsSafely, LightningModule):
     ) -> None:
         super().__init__()
         require(l2 >= 0, "model.l2", "0 or above", l2)
-        self.network = network
-        self.loss = loss
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
+        self.network, self.loss, self.optimizer, self.lr_scheduler = network, loss, optimizer, lr_scheduler
         self.l2 = l2
         # Not Lightning's sync_dist mean: it rounds the mean number of examples per rank down to a whole one.
         self.val_loss, self.test_loss, self.val_adaptive_loss = MeanMetric(), MeanMetric(), MeanMetric()

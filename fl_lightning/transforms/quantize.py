@@ -28,8 +28,7 @@ class Quantize(Transform):
     def __init__(self, bits: int = 8, block: int = 4096) -> None:
         require(2 <= bits <= 16, "federation.transforms.bits", "from 2 to 16", bits)
         require(block >= 1, "federation.transforms.block", "1 or above", block)
-        self.bits = bits
-        self.block = block
+        self.bits, self.block = bits, block
 
     def apply(self, message: Message, sender: Sender) -> Message:
         """Return the quantised message; see :meth:`Transform.apply`."""

@@ -23,8 +23,7 @@ class TopK(Transform):
 
     def __init__(self, share: float = 0.01, error_feedback: bool = True) -> None:
         require(0 < share <= 1, "federation.transforms.share", "above 0 and at most 1", share)
-        self.share = share
-        self.error_feedback = error_feedback
+        self.share, self.error_feedback = share, error_feedback
 
     def apply(self, message: Message, sender: Sender) -> Message:
         """Return the sparse message; see :meth:`Transform.apply`."""

@@ -1,7 +1,5 @@
 """Callbacks of clients that outlast a turn, and those that do not."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -9,9 +7,7 @@ import pytest
 import torch
 from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import (
-    Callback,
     EarlyStopping,
-    EMAWeightAveraging,
     GradientAccumulationScheduler,
     LambdaCallback,
     ModelPruning,
@@ -24,31 +20,13 @@ from plain_training import InOrder
 
 from fl_lightning import ConfigurationError, LocalTraining
 
-
-class Shadow(Callback):
-    """A user's own average of the weights."""
-
-    shadow: Any = None
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        now = [parameter.detach().clone() for parameter in pl_module.parameters()]
-        self.shadow = now if self.shadow is None else [(one + other) / 2 for one, other in zip(self.shadow, now, strict=True)]
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        for parameter, average in zip(pl_module.parameters(), self.shadow, strict=True):
-            parameter.data.copy_(average)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"shadow": self.shadow}
-
-
 LASTING: dict[str, Any] = {
-    "StochasticWeightAveraging, which keeps a state": lambda: StochasticWeightAveraging(0.1, swa_epoch_start=1),
+    "StochasticWeightAveraging, which keeps a state .* .'state_dict'.": lambda: StochasticWeightAveraging(
+        0.1, swa_epoch_start=1
+    ),
     "WeightAveraging, which keeps a state .* Put it among the federation's own callbacks": WeightAveraging,
-    "EMAWeightAveraging, which keeps a state": lambda: EMAWeightAveraging(decay=0.5),
     "ModelPruning, which keeps a state .* .'on_save_checkpoint'.": lambda: ModelPruning("l1_unstructured", amount=0.3),
     "GradientAccumulationScheduler, which changes": lambda: GradientAccumulationScheduler({0: 1, 2: 2}),
-    "Shadow, which keeps a state for the rest of a training .'state_dict'.": Shadow,
     "LambdaCallback, which keeps a state .* .'on_save_checkpoint'.": lambda: LambdaCallback(on_save_checkpoint=print),
 }
 

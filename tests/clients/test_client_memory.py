@@ -1,7 +1,5 @@
 """What clients keep over rounds: in memory up to a limit, in files beyond it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -14,42 +12,24 @@ import pytest
 import torch
 from federations import Blobs, Consecutive, Plain, same_bits, trainer, weights
 
-from fl_lightning import (
-    BestCheckpoint,
-    CheckpointError,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LastCheckpoint,
-    LocalOnly,
-    LocalTraining,
-    Scaffold,
-    Storage,
-    TopK,
-)
+import fl_lightning as fl
 from fl_lightning.clients import memory as memory_module
 from fl_lightning.clients.memory import RULES, ClientMemory, references_of
 from fl_lightning.rules import ControlVariates
 from fl_lightning.utilities.atomic_file import fill_whole
 
-KINDS = {
-    "control variates": {"strategy": Scaffold},
-    "models of their own": {"route": lambda: LocalOnly("val_acc")},
-    "error feedback": {"transforms": lambda: [TopK(0.3)]},
-}
-
-EACH = [pytest.param(k, marks=[] if k == "error feedback" else pytest.mark.slow) for k in KINDS]
 ALONE: Any = SimpleNamespace(rank=0, gather=lambda mine: [mine])
 
 
-def fit(folder: Path, rounds: int, kind: str, limit: float, ckpt_path: str | None = None, disk: float | None = None) -> Plain:
+def fit(folder: Path, rounds: int, limit: float, ckpt_path: str | None = None, disk: float | None = None) -> Plain:
     torch.manual_seed(3)
     module = Plain()
-    made = {name: make() for name, make in KINDS[kind].items()}
-    cohort = {} if "route" in made else {"clients_per_round": 2}
-    orchestrator = FederatedOrchestrator(local=LocalTraining(), storage=Storage(limit, disk), **cohort, **made)
-    checkpoints = [BestCheckpoint("val_acc"), LastCheckpoint()]
+    orchestrator = fl.FederatedOrchestrator(
+        fl.Scaffold(), fl.LocalTraining(), storage=fl.Storage(limit, disk), clients_per_round=2
+    )
+    checkpoints = [fl.BestCheckpoint("val_acc"), fl.LastCheckpoint()]
     run = trainer(rounds, orchestrator, *checkpoints, default_root_dir=folder, enable_checkpointing=True)
-    run.fit(module, FederatedDataModule(Blobs(), Consecutive()), ckpt_path=ckpt_path)
+    run.fit(module, fl.FederatedDataModule(Blobs(), Consecutive()), ckpt_path=ckpt_path)
     return module
 
 
@@ -77,13 +57,12 @@ def clients_in(checkpoint: Path) -> set[int]:
     return {int(Path(name).name.split("-")[0]) for name in files_of(checkpoint)}
 
 
-@pytest.mark.parametrize("kind", EACH)
-def test_files_give_the_bits_of_memory_and_are_no_part_of_checkpoints(tmp_path, kind):
-    whole = fit(tmp_path / "memory", 6, kind, 4.0)
+def test_files_give_the_bits_of_memory_and_are_no_part_of_checkpoints(tmp_path):
+    whole = fit(tmp_path / "memory", 6, 4.0)
     assert not (tmp_path / "memory" / "client_state").exists()
     folder = tmp_path / "files"
-    fit(folder, 3, kind, 0.0)
-    resumed = fit(folder, 6, kind, 0.0, "last")
+    fit(folder, 3, 0.0)
+    resumed = fit(folder, 6, 0.0, "last")
     assert same_bits(weights(whole), weights(resumed))
     saved = folder / "checkpoints" / "last.ckpt"
     assert memory_of(saved).keys() == {"files"}
@@ -91,31 +70,31 @@ def test_files_give_the_bits_of_memory_and_are_no_part_of_checkpoints(tmp_path, 
 
 
 def test_a_file_that_is_damaged_is_named(tmp_path):
-    fit(tmp_path, 2, "control variates", 0.0)
+    fit(tmp_path, 2, 0.0)
     for name in files_of(tmp_path / "checkpoints" / "last.ckpt"):
         path = tmp_path / "client_state" / name
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"the state of client \d, is damaged.*'client_state'"):
-        fit(tmp_path, 4, "control variates", 0.0, "last")
+    with pytest.raises(fl.CheckpointError, match=r"the state of client \d, is damaged.*'client_state'"):
+        fit(tmp_path, 4, 0.0, "last")
 
 
 def test_a_file_that_is_missing_is_noticed_before_a_client_trains(tmp_path):
     """Also one of a client that has an older one, which is not taken instead."""
-    fit(tmp_path, 3, "control variates", 0.0)
+    fit(tmp_path, 3, 0.0)
     checkpoint = tmp_path / "checkpoints" / "last.ckpt"
     lost = max(files_of(checkpoint), key=lambda name: int(name.split("-")[1]))
     path = tmp_path / "client_state" / lost
     path.rename(path.with_name(path.name.replace("-3-", "-1-")))
-    with pytest.raises(CheckpointError, match=r"lacks files with clients' state .* Restore the file"):
-        fit(tmp_path, 4, "control variates", 0.0, "last")
+    with pytest.raises(fl.CheckpointError, match=r"lacks files with clients' state .* Restore the file"):
+        fit(tmp_path, 4, 0.0, "last")
 
 
 def test_a_disk_that_is_full_is_named(tmp_path):
     (tmp_path / "client_state").write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match=r"Cannot write the state of client \d.*'federation.storage.memory'"):
-        fit(tmp_path, 2, "control variates", 0.0)
+    with pytest.raises(fl.CheckpointError, match=r"Cannot write the state of client \d.*'federation.storage.memory'"):
+        fit(tmp_path, 2, 0.0)
 
 
 def bounded(folder: Path, limit: float = 0, disk: float = 2**40) -> ClientMemory:
@@ -244,10 +223,10 @@ def test_two_runs_from_one_checkpoint_keep_their_own_files(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
 def test_a_folder_that_moved_takes_its_files_along(tmp_path, move):
-    whole = fit(tmp_path / "whole", 4, "control variates", 4.0)
-    fit(tmp_path / "before", 2, "control variates", 0.0)
+    whole = fit(tmp_path / "whole", 4, 4.0)
+    fit(tmp_path / "before", 2, 0.0)
     move(tmp_path / "before", tmp_path / "after")
-    assert same_bits(weights(whole), weights(fit(tmp_path / "after", 4, "control variates", 0.0, "last")))
+    assert same_bits(weights(whole), weights(fit(tmp_path / "after", 4, 0.0, "last")))
 
 
 def test_a_round_writes_what_its_cohort_keeps_and_no_list_of_all(tmp_path, monkeypatch):
@@ -272,9 +251,9 @@ def test_a_round_writes_what_its_cohort_keeps_and_no_list_of_all(tmp_path, monke
 
 def test_a_run_whose_files_take_more_than_the_limit_ends_after_that_round(tmp_path):
     limit = 2 * 4096 / 2**30
-    fit(tmp_path, 1, "control variates", 0.0, disk=limit)
-    with pytest.raises(CheckpointError, match=r"takes 1.53e-05 GiB .* 'federation.storage.disk' 7.63e-06. Raise it, delete"):
-        fit(tmp_path / "more", 9, "control variates", 0.0, disk=limit)
+    fit(tmp_path, 1, 0.0, disk=limit)
+    with pytest.raises(fl.CheckpointError, match=r"takes 1.53e-05 GiB .* 'federation.storage.disk' 7.63e-06. Raise it, delete"):
+        fit(tmp_path / "more", 9, 0.0, disk=limit)
 
 
 def test_the_limit_counts_former_states_until_they_are_swept(tmp_path):
@@ -284,5 +263,5 @@ def test_the_limit_counts_former_states_until_they_are_swept(tmp_path):
         put_round(memory, range(1), float(value))
         memory.files.sweep(ALONE, {})
     put_round(memory, range(1), 2.0)
-    with pytest.raises(CheckpointError, match="delete older checkpoints"):
+    with pytest.raises(fl.CheckpointError, match="delete older checkpoints"):
         put_round(memory, range(1), 3.0)

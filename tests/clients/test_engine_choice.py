@@ -1,11 +1,10 @@
 """The engine ``auto``: the lean loop where it gives a Trainer's bits, and a Trainer everywhere else, without a stopwatch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
+from engine_runs import Manual
 from federations import Plain, federate, same_bits, weights
 from torch import Tensor
 
@@ -13,21 +12,6 @@ from fl_lightning import FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.fabric.engine import FabricEngine
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.settings.local_training import Place
-
-
-class Manual(Plain):
-    """Only a Trainer follows manual optimization."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.optimizers().zero_grad()
-        self.manual_backward(loss)
-        self.optimizers().step()
-        return loss
 
 
 class Late(Plain):

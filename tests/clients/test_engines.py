@@ -1,7 +1,5 @@
 """The engine ``fabric`` against ``trainer``: the same weights, figures and steps to the last bit in what a loop does itself."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -17,14 +15,13 @@ from torch.optim import SGD, lr_scheduler
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassPrecision
 
-from fl_lightning import LocalTraining, PartialWork
+from fl_lightning import LocalTraining
 
 SETTINGS: dict[str, Any] = {
     "clip value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value", "limit_train_batches": 2},
     "accumulate": {"accumulate_grad_batches": 3, "max_epochs": 3},
     "max steps": {"max_steps": 5, "max_epochs": -1, "accumulate_grad_batches": 2},
     "share of batches": {"limit_train_batches": 0.6, "proximal_mu": 0.3, "lr_decay": 0.5, "gradient_clip_val": 0.1},
-    "partial work": {"max_epochs": 4, "partial_work": PartialWork(0.6)},
     "full batch": {"full_batch": True, "detect_anomaly": True},
     "bf16-mixed": {"precision": "bf16-mixed"},
     "bf16-true": {"precision": "bf16-true"},

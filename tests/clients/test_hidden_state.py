@@ -1,7 +1,5 @@
 """What modules hide from a copy or a turn: such a federation is plain Lightning all the same, or says why not."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from against_hand import Updates
-from engine_runs import stepping, tier_1, variant
+from engine_runs import ENGINES, ONE_ENOUGH, stepping, tier_1, variant
 from federations import Blobs, Consecutive, Plain, federate, trainer, weights
 from plain_training import client_by_client, distance_from_plain
 from torch import Tensor, nn
@@ -17,10 +15,6 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
-
-ENGINES = ["trainer", "fabric"]
-ONE_ENOUGH = [pytest.param("trainer", marks=pytest.mark.slow), "fabric"]
-"""Where both engines share the code that is tested."""
 
 
 def own_autocast(self: Any, x: Tensor, y: Tensor, _: int) -> Any:
@@ -170,7 +164,6 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "by epoch": lambda: {"batch_size": 5, "sampler": ByEpoch()},
     "batches by epoch": lambda: {"batch_sampler": BatchSampler(ByEpoch(), 5, False)},
     "batches in order": lambda: {"batch_sampler": BatchSampler(SequentialSampler(range(23)), 4, True)},
-    "list": lambda: {"batch_size": 5, "sampler": list(range(23))},
 }
 
 

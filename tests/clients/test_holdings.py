@@ -1,7 +1,5 @@
 """What clients hold: parts, a public share, noise, columns, and the server's set that they hold together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L
@@ -17,29 +15,18 @@ from sklearn.model_selection import train_test_split
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from fl_lightning import (
-    ClassesPartitioner,
-    ColumnPartitioner,
-    DataError,
-    DirichletPartitioner,
-    DomainPartitioner,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    IIDPartitioner,
-    LabelAveraging,
-    LocalTraining,
-)
+import fl_lightning as fl
 from fl_lightning.data.changes import scaled_to_one
-from fl_lightning.functional import earth_movers_distance
+from fl_lightning.functional.labels import earth_movers_distance
 
 
-def held(n: int = 200, clients: Any = 4, kind: Any = Blobs, **more: Any) -> FederatedDataModule:
-    data = FederatedDataModule(kind(n=n), IIDPartitioner(clients) if isinstance(clients, int) else clients, **more)
+def held(n: int = 200, clients: Any = 4, kind: Any = Blobs, **more: Any) -> fl.FederatedDataModule:
+    data = fl.FederatedDataModule(kind(n=n), fl.IIDPartitioner(clients) if isinstance(clients, int) else clients, **more)
     data.setup("fit")
     return data
 
 
-def given_to(data: FederatedDataModule, client: int, **more: Any) -> torch.Tensor:
+def given_to(data: fl.FederatedDataModule, client: int, **more: Any) -> torch.Tensor:
     """The inputs on which a client trains, in any order."""
     return torch.cat([batch[0] for batch in data.client(client, seed=0, **more).train_dataloader()])
 
@@ -60,8 +47,8 @@ class Bytes(Blobs):
 
 @given(st.integers(20, 200), st.integers(1, 4), st.floats(0.05, 0.4), st.floats(0.05, 0.4), st.integers(0, 1000))
 def test_parts_are_disjoint_and_together_the_whole(n, clients, validation, test, seed):
-    data = held(n, IIDPartitioner(clients, seed), client_validation=validation, client_test=test, public_share=0.0)
-    whole = IIDPartitioner(clients, seed).partition(n)
+    data = held(n, fl.IIDPartitioner(clients, seed), client_validation=validation, client_test=test, public_share=0.0)
+    whole = fl.IIDPartitioner(clients, seed).partition(n)
     division = data.splits
     for k in range(clients):
         parts = [part[k].tolist() for part in (division.training, division.validation, division.test)]
@@ -71,7 +58,7 @@ def test_parts_are_disjoint_and_together_the_whole(n, clients, validation, test,
 
 def test_the_papers_split_is_stratified_as_scikit_learn_does_it():
     data = held(300, 3, client_validation=0.1, client_test=0.2)
-    labels, whole = data.datamodule.train[1], IIDPartitioner(3).partition(300)
+    labels, whole = data.datamodule.train[1], fl.IIDPartitioner(3).partition(300)
     for k in range(3):
         own = labels[whole[k]]
         _, theirs = train_test_split(own.numpy(), test_size=20, stratify=own.numpy(), random_state=0)
@@ -103,14 +90,14 @@ class Odd(Listed):
     ],
 )
 def test_examples_without_classes_are_split_all_the_same(dataset):
-    assert split(dataset, IIDPartitioner(2), client_test=0.2).splits.test.sizes.tolist() == [4, 4]
+    assert split(dataset, fl.IIDPartitioner(2), client_test=0.2).splits.test.sizes.tolist() == [4, 4]
 
 
 @pytest.mark.parametrize("kind", [Blobs, AtHand])
 def test_the_server_validates_on_the_union_of_the_test_parts(kind):
-    data = FederatedDataModule(kind(n=60), IIDPartitioner(3), client_test=0.25, server_set="clients")
+    data = fl.FederatedDataModule(kind(n=60), fl.IIDPartitioner(3), client_test=0.25, server_set="clients")
     module = Plain()
-    run = trainer(1, FederatedOrchestrator())
+    run = trainer(1, fl.FederatedOrchestrator())
     run.fit(module, data)
     inputs, labels = (tensor[data.splits.test.order] for tensor in data.datamodule.train)
     expected = multiclass_accuracy(module(inputs), labels, CLASSES, average="micro")
@@ -130,7 +117,7 @@ def test_a_new_process_tests_on_the_same_union():
             assert self.ready
             return super().train_dataloader()
 
-    data = FederatedDataModule(OnlyWhatIsAsked(n=60), IIDPartitioner(3), client_test=0.25, server_set="clients")
+    data = fl.FederatedDataModule(OnlyWhatIsAsked(n=60), fl.IIDPartitioner(3), client_test=0.25, server_set="clients")
     trainer(1).test(Plain(), data, verbose=False)
     assert data.splits.test.sizes.tolist() == [5, 5, 5]
 
@@ -140,16 +127,16 @@ def test_without_a_set_of_its_own_the_server_takes_the_clients():
         def train_dataloader(self):
             return DataLoader(TensorDataset(*blobs(60, 1)), batch_size=5)
 
-    data = FederatedDataModule(TrainOnly(), IIDPartitioner(3), client_test=0.2, server_set="clients")
+    data = fl.FederatedDataModule(TrainOnly(), fl.IIDPartitioner(3), client_test=0.2, server_set="clients")
     assert data.has_validation_set
-    run = trainer(1, FederatedOrchestrator())
+    run = trainer(1, fl.FederatedOrchestrator())
     run.fit(Plain(), data)
     assert "val_acc" in run.callback_metrics
 
 
 @pytest.mark.parametrize("kind", [Blobs, AtHand])
 def test_the_public_share_is_balanced_and_everyones(kind):
-    data = held(300, DirichletPartitioner(3, 0.5), kind, public_share=0.1)
+    data = held(300, fl.DirichletPartitioner(3, 0.5), kind, public_share=0.1)
     labels, public = data.datamodule.train[1], data.splits.public
     assert torch.bincount(labels[public]).tolist() == [10, 10, 10]
     assert sorted(torch.cat([data.indices.order, public]).tolist()) == list(range(300))
@@ -169,7 +156,7 @@ def test_sharing_brings_clients_nearer_to_the_whole():
     assert earth_movers_distance(skew).tolist() == pytest.approx([10 / 12, 2 / 12, 8 / 12])
 
 
-def noise_of(data: FederatedDataModule, client: int, part: str) -> torch.Tensor:
+def noise_of(data: fl.FederatedDataModule, client: int, part: str) -> torch.Tensor:
     noisy = torch.cat([x for x, _ in data.client_evaluation_view(client, part).val_dataloader()])
     return noisy - data.datamodule.train[0][getattr(data.splits, part)[client]]
 
@@ -213,7 +200,7 @@ def test_repeats_of_bytes_are_changed_in_zero_to_one():
             return image + 0.5
 
     kind = type("Dark", (Bytes,), {"brightness": 51, "second_class": 30})
-    data = held(40, Consecutive((31, 5)), kind, rebalancing=LabelAveraging(Brighter()), public_share=0.1)
+    data = held(40, Consecutive((31, 5)), kind, rebalancing=fl.LabelAveraging(Brighter()), public_share=0.1)
     seen = torch.cat([scaled_to_one(given_to(data, k)).flatten() for k in range(2)])
     assert {round(x, 4) for x in seen.tolist()} == {0.2, 0.7}
 
@@ -222,8 +209,8 @@ def test_all_at_once_as_from_memory():
     """Wrong labels, repeats, noise and a public share: tensors in memory and examples one by one hold the same labels."""
     seen = []
     for kind in (Blobs, AtHand):
-        more = {"public_share": 0.1, "feature_noise": 0.1, "rebalancing": LabelAveraging()}
-        data = held(120, DirichletPartitioner(3), kind, **more)
+        more = {"public_share": 0.1, "feature_noise": 0.1, "rebalancing": fl.LabelAveraging()}
+        data = held(120, fl.DirichletPartitioner(3), kind, **more)
         mislabel(data, {1: 0.5}, seed=7)
         seen.append([torch.cat([y for _, y in data.client(k, seed=5).train_dataloader()]).tolist() for k in range(3)])
     assert seen[0] == seen[1]
@@ -249,7 +236,7 @@ class Shifted(Dataset):
 @pytest.mark.parametrize("kind", ["joined", "read"])
 def test_wrong_labels_of_datasets_that_transform_them(kind):
     dataset = ConcatDataset([Shifted(True), Subset(Shifted(True), range(30))]) if kind == "joined" else Shifted(False)
-    data = split(dataset, IIDPartitioner(2))
+    data = split(dataset, fl.IIDPartitioner(2))
     mislabel(data, {0: 1.0}, seed=1)
     given = torch.cat([y for _, y in data.client_evaluation_view(0, "training").val_dataloader()])
     true = torch.tensor([dataset[int(k)][1] for k in data.indices[0]])
@@ -259,32 +246,32 @@ def test_wrong_labels_of_datasets_that_transform_them(kind):
 def test_one_hot_labels_are_divided_by_the_stored_class_but_cannot_be_falsified():
     dataset = Shifted(True)
     dataset.target_transform = lambda label: torch.eye(3)[label]
-    data = split(dataset, ClassesPartitioner(3, 1))
+    data = split(dataset, fl.ClassesPartitioner(3, 1))
     assert sorted((part % 3).unique().tolist() for part in data.indices) == [[0], [1], [2]]
     mislabel(data, {0: 1.0}, seed=1)
     message = (
         r"one number as label, but Shifted returns a label of type Tensor\. Return tuples, or remove .*'federation.attackers'"
     )
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(fl.DataError, match=message):
         next(iter(data.client(0, 0).train_dataloader()))
 
 
 def test_clients_by_a_column_have_its_names():
     users = Users(["eve", "bob", "eve", "ann", "bob", "eve"])
-    data = split(users, ColumnPartitioner("user_id"))
+    data = split(users, fl.ColumnPartitioner("user_id"))
     assert [data.client_name(k) for k in range(3)] == ["ann", "bob", "eve"]
     assert [part.tolist() for part in data.indices] == [[3], [1, 4], [0, 2, 5]]
     with pytest.warns(UserWarning, match=r"1 of 3 values of the column 'user_id' have fewer than 2 examples .* left out: ann"):
-        some = split(users, ColumnPartitioner("user_id", min_examples=2))
+        some = split(users, fl.ColumnPartitioner("user_id", min_examples=2))
     assert [some.client_name(k) for k in range(2)] == ["bob", "eve"]
-    numbers = split(Subset(Users([7, 5, 7, 5]), [3, 0, 2]), ColumnPartitioner("user_id"))
+    numbers = split(Subset(Users([7, 5, 7, 5]), [3, 0, 2]), fl.ColumnPartitioner("user_id"))
     assert [part.tolist() for part in numbers.indices] == [[0], [1, 2]]
 
 
 def test_a_hugging_face_column():
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"x": [0.0, 1.0, 2.0], "label": [0, 1, 0], "writer": ["b", "a", "b"]})
-    assert [part.tolist() for part in split(rows, ColumnPartitioner("writer")).indices] == [[1], [0, 2]]
+    assert [part.tolist() for part in split(rows, fl.ColumnPartitioner("writer")).indices] == [[1], [0, 2]]
 
 
 class Named(Users):
@@ -297,19 +284,19 @@ class Named(Users):
 
 def test_each_data_set_is_a_domain_and_domains_keep_their_names_in_parts_and_unions():
     joined = ConcatDataset([Users([1, 1]), Users([2, 2, 2])])
-    assert [part.tolist() for part in split(joined, DomainPartitioner()).indices] == [[0, 1], [2, 3, 4]]
-    assert split(joined, ColumnPartitioner("user_id")).indices.sizes.tolist() == [2, 3]
+    assert [part.tolist() for part in split(joined, fl.DomainPartitioner()).indices] == [[0, 1], [2, 3, 4]]
+    assert split(joined, fl.ColumnPartitioner("user_id")).indices.sizes.tolist() == [2, 3]
     one, other = Named([1, 0, 1], ("photo", "sketch")), Named([0, 1], ("art", "photo"))
-    part = split(Subset(one, [0, 2]), DomainPartitioner())
+    part = split(Subset(one, [0, 2]), fl.DomainPartitioner())
     assert [part.client_name(k) for k in range(part.num_clients)] == ["sketch"]
-    union = split(ConcatDataset([one, other]), DomainPartitioner())
+    union = split(ConcatDataset([one, other]), fl.DomainPartitioner())
     assert [union.client_name(k) for k in range(3)] == ["art", "photo", "sketch"]
     assert [own.tolist() for own in union.indices] == [[3], [1, 4], [0, 2]]
 
 
 def test_with_batchnorm_a_last_batch_of_one_is_left_out():
     module = Plain(batchnorm=True)
-    run = federate(module, 2, data=Blobs(n=22), partitioner=Consecutive((11, 6, 5)), local=LocalTraining(max_epochs=1))
+    run = federate(module, 2, data=Blobs(n=22), partitioner=Consecutive((11, 6, 5)), local=fl.LocalTraining(max_epochs=1))
     assert run.global_step == 2  # batches of 5: 11 and 6 end on a batch of one
     for kind in (AtHand, Blobs):
         data = held(22, Consecutive((11, 6, 5)), kind)
@@ -321,7 +308,7 @@ def test_with_batchnorm_a_last_batch_of_one_is_left_out():
 
 def test_a_client_of_one_example_trains_without_batchnorm_or_with_public_examples():
     assert federate(Plain(), 1, data=Blobs(n=6), partitioner=Consecutive((5, 1))).global_step == 1
-    shared = FederatedDataModule(Blobs(n=60), Consecutive((20, 1)), public_share=0.1)
-    run = trainer(1, FederatedOrchestrator())
+    shared = fl.FederatedDataModule(Blobs(n=60), Consecutive((20, 1)), public_share=0.1)
+    run = trainer(1, fl.FederatedOrchestrator())
     run.fit(Plain(batchnorm=True), shared)
     assert run.global_step == 1

@@ -1,7 +1,5 @@
 """Weights whose gradient is exactly 0 stay where they are: Adam would enlarge any residue of rounding to a step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from algorithms import ALGORITHMS, prepare

@@ -1,33 +1,26 @@
 """Clients with a model or a head of their own, by hand: Ditto, pFedMe, FedRep and FedBABU."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 
 import pytest
 import torch
-from against_hand import assert_close, assert_evaluated_with_own_models, clients_of, final, follow, own_of
+from against_hand import (
+    assert_close,
+    assert_evaluated_with_own_models,
+    average_shared,
+    clients_of,
+    complete,
+    final,
+    fit,
+    follow,
+    own_of,
+)
 from by_hand import LR, B, World, averaged, build, flat
-from federations import SIZES, Blobs, Consecutive, Plain, client_scores, trainer, weights
+from federations import SIZES, Blobs, Consecutive, Plain, client_scores, trainer
 from torch.nn import functional as F
 
-from fl_lightning import (
-    APFL,
-    ClientEvaluation,
-    Ditto,
-    FedAvg,
-    FedBABU,
-    FedDyn,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FedRep,
-    LastCheckpoint,
-    LocalOnly,
-    LocalTraining,
-    PersonalPart,
-    PFedMe,
-)
+import fl_lightning as fl
 from fl_lightning.cli.commands.export import main as export_main
 
 STRENGTH = 0.4
@@ -46,13 +39,13 @@ def test_ditto_trains_a_second_model_near_the_global_one():
         world.mu = 0.0
         return averaged(net, clients_of(net, world), world.sizes)
 
-    federation = follow(torch.float64, step, strategy=Ditto(STRENGTH))
+    federation = follow(torch.float64, step, strategy=fl.Ditto(STRENGTH))
     for client, net in own.items():
         assert_close(net.state_dict(), own_of(federation, client, net).state_dict())
 
 
 def test_ditto_without_a_pull_is_fedavg_for_the_shared_model():
-    assert_close(final(strategy=Ditto(0.0)), final(strategy=FedAvg()), 0.0)
+    assert_close(final(strategy=fl.Ditto(0.0)), final(strategy=fl.FedAvg()), 0.0)
 
 
 def pfedme_step(strength, steps, rate, beta, own):
@@ -87,12 +80,14 @@ def pfedme_step(strength, steps, rate, beta, own):
 @pytest.mark.parametrize("beta", [1.0, 0.5])
 def test_pfedme_sends_a_model_that_follows_the_clients_own(beta):
     own = {}
-    federation = follow(torch.float64, pfedme_step(2.0, 3, 0.2, beta, own), strategy=PFedMe(2.0, 3, 0.2, beta))
+    federation = follow(torch.float64, pfedme_step(2.0, 3, 0.2, beta, own), strategy=fl.PFedMe(2.0, 3, 0.2, beta))
     for client, net in own.items():
         assert_close(net.state_dict(), own_of(federation, client, net).state_dict())
 
 
-@pytest.mark.parametrize("strategy", [Ditto(STRENGTH), PFedMe(2.0, 3, 0.2), APFL(0.7)], ids=["ditto", "pfedme", "apfl"])
+@pytest.mark.parametrize(
+    "strategy", [fl.Ditto(STRENGTH), fl.PFedMe(2.0, 3, 0.2), fl.APFL(0.7)], ids=["ditto", "pfedme", "apfl"]
+)
 def test_clients_are_evaluated_with_their_own_models(strategy):
     assert_evaluated_with_own_models(strategy)
 
@@ -100,13 +95,13 @@ def test_clients_are_evaluated_with_their_own_models(strategy):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [{"strategy": Ditto(STRENGTH)}, {"strategy": PFedMe()}, {"strategy": APFL(0.3)}, {"route": LocalOnly("val_acc")}],
+    [{"strategy": fl.Ditto(STRENGTH)}, {"strategy": fl.APFL(0.3)}, {"route": fl.LocalOnly("val_acc")}],
 )
 def test_an_own_model_is_exported(settings, tmp_path, capsys):
     module = Plain(batchnorm=True)
-    federation = FederatedOrchestrator(**settings)
+    federation = fl.FederatedOrchestrator(**settings)
     flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-    trainer(1, federation, LastCheckpoint(), **flags).fit(module, FederatedDataModule(Blobs(), Consecutive()))
+    trainer(1, federation, fl.LastCheckpoint(), **flags).fit(module, fl.FederatedDataModule(Blobs(), Consecutive()))
     saved = tmp_path / "checkpoints" / "last.ckpt"
     for client in range(3):
         export_main(["--client", str(client), "--ckpt_path", str(saved)])
@@ -119,29 +114,18 @@ def test_an_own_model_is_exported(settings, tmp_path, capsys):
 def test_there_is_nothing_to_export_where_clients_keep_nothing(tmp_path, capsys):
     flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
     for strategy, rounds, message in (
-        (FedAvg(), 1, "holds no client's state"),
-        (FedDyn(), 1, "holds no model of client 1's own"),
+        (fl.FedAvg(), 1, "holds no client's state"),
+        (fl.FedDyn(), 1, "holds no model of client 1's own"),
     ):
-        checkpoint = LastCheckpoint(dirpath=str(tmp_path / type(strategy).__name__))
-        run = trainer(rounds, FederatedOrchestrator(strategy), checkpoint, **flags)
-        run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+        checkpoint = fl.LastCheckpoint(dirpath=str(tmp_path / type(strategy).__name__))
+        run = trainer(rounds, fl.FederatedOrchestrator(strategy), checkpoint, **flags)
+        run.fit(Plain(), fl.FederatedDataModule(Blobs(), Consecutive()))
         with pytest.raises(SystemExit):
             export_main(["--client", "1", "--ckpt_path", f"{checkpoint.dirpath}/last.ckpt"])
         assert message in capsys.readouterr().err
 
 
-HEAD = [PersonalPart(names="net.3.*")]
-
-
-def fit(optimizer=None, data=None, **settings):
-    torch.manual_seed(3)
-    module = Plain(lr=LR, batchnorm=True).double()
-    if optimizer:
-        module.configure_optimizers = lambda: optimizer(module.parameters())
-    federation = FederatedOrchestrator(**settings)
-    run = trainer(3, federation, precision="64-true")
-    run.fit(module, FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), **(data or {})))
-    return module, federation
+HEAD = [fl.PersonalPart(names="net.3.*")]
 
 
 def by_hand(phases, mu=0.0, decay=0.0):
@@ -166,42 +150,34 @@ def by_hand(phases, mu=0.0, decay=0.0):
                         for (name, p), gradient in zip(named, gradients, strict=True):
                             pull = 0.0 if trains_head else mu * (p - anchors[name])
                             p -= LR * (gradient + pull + decay * p)
-        states = [net.state_dict() for net in clients]
-        for name in states[0]:
-            if name.startswith("3."):
-                continue
-            stacked = torch.stack([state[name].double() for state in states])
-            share = torch.tensor(SIZES, dtype=torch.float64).view(-1, *(1 for _ in stacked.shape[1:])) / sum(SIZES)
-            shared = (share * stacked).sum(0) if states[0][name].is_floating_point() else stacked.amax(0)
-            for state in states:
-                state[name].copy_(shared)
+        average_shared(clients, lambda name: name.startswith("3."))
     return clients
 
 
 @pytest.mark.parametrize(
-    ("strategy", "phases"), [(FedRep(2), (True, True, False)), (FedBABU(), (False, False, False))], ids=["fedrep", "fedbabu"]
+    ("strategy", "phases"),
+    [(fl.FedRep(2), (True, True, False)), (fl.FedBABU(), (False, False, False))],
+    ids=["fedrep", "fedbabu"],
 )
 def test_each_epoch_trains_one_part(strategy, phases):
-    module, federation = fit(strategy=strategy, personal=HEAD, local=LocalTraining(max_epochs=3))
+    module, federation, _ = fit(strategy=strategy, personal=HEAD, local=fl.LocalTraining(max_epochs=3))
     for client, net in enumerate(by_hand(phases)):
-        own = federation._run.memory.held(client)
-        mine = weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
-        assert_close(net.state_dict(), mine)
+        assert_close(net.state_dict(), complete(module, federation, client))
 
 
 @pytest.mark.parametrize("engine", ["trainer", "fabric"])
 def test_a_part_that_rests_does_not_decay_with_a_proximal_term(engine):
-    local = LocalTraining(max_epochs=3, engine=engine, proximal_mu=0.5)
+    local = fl.LocalTraining(max_epochs=3, engine=engine, proximal_mu=0.5)
     decaying = partial(torch.optim.SGD, lr=LR, weight_decay=0.3)
-    _, federation = fit(strategy=FedRep(2), personal=HEAD, local=local, optimizer=decaying)
+    _, federation, _ = fit(strategy=fl.FedRep(2), personal=HEAD, local=local, optimizer=decaying)
     for client, net in enumerate(by_hand((True, True, False), mu=0.5, decay=0.3)):
         own = federation._run.memory.held(client)
         assert_close(net[3].state_dict(), {name.removeprefix("net.3."): tensor for name, tensor in own.items()}, 1e-11)
 
 
 def test_fine_tuning_trains_the_head_of_fedbabu():
-    evaluation = ClientEvaluation(1, "val_loss", personal_epochs=5)
-    _, federation = fit(strategy=FedBABU(), personal=HEAD, data={"client_test": 0.3}, client_evaluation=evaluation)
+    evaluation = fl.ClientEvaluation(1, "val_loss", personal_epochs=5)
+    _, federation, _ = fit(strategy=fl.FedBABU(), personal=HEAD, data={"client_test": 0.3}, client_evaluation=evaluation)
     before = client_scores(federation)[2]
     with open("client_comparison.csv") as file:
         rows = [line.split(",") for line in file.read().splitlines()]

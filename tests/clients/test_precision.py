@@ -1,7 +1,5 @@
 """Mixed precision, and the proximal term under gradient scaling. On a CPU; a GPU's own checks are marked."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -18,7 +16,7 @@ from fl_lightning import AdaFed, ConfigurationError, LocalTraining
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession, PreparedTask
 from fl_lightning.clients.trainer import ClientTrainer
-from fl_lightning.functional import ModelState
+from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, ServerModel
 from fl_lightning.rules import ClientRule, ControlVariates, ProximalRule
 from fl_lightning.settings.local_training import Place, resolve_precision
@@ -74,17 +72,19 @@ def test_mixed_precision_trains_as_well(outer, own, types):
 
 
 class InTheLoss(Plain):
-    """FedProx as its paper writes it: the term in the loss, through the scaler with it."""
+    """Has what a rule adds to the gradient as a term in the loss, through the scaler with it."""
 
-    mu = 0.0
+    term: Any = None
+
+    def flat(self) -> Tensor:
+        return torch.cat([p.flatten() for p in self.parameters()])
 
     def on_train_start(self) -> None:
-        self.then = [p.detach().clone() for p in self.parameters()]
+        self.then = self.flat().detach()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        pairs = zip(self.parameters(), self.then, strict=True)
-        return loss + self.mu / 2 * sum((now - then).pow(2).sum() for now, then in pairs)
+        return loss if self.term is None else loss + self.term(self.flat(), self.then)
 
 
 def session_of(module: Plain, start: Plain, epochs: int, *rules: ClientRule, **broadcast: Tensor) -> ClientSession:
@@ -114,10 +114,12 @@ def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
     strength = 0.7 if clip is None else 50.0  # clipped steps are short: pull harder
     L.seed_everything(1, verbose=False)
     start = Plain(lr=0.2)
-    for cls, mu in ((InTheLoss, 0.0), (Plain, strength), (Plain, 0.0)):
-        module = cls(lr=0.2)
+    for in_loss, mu in ((strength, 0.0), (0.0, strength), (0.0, 0.0)):
+        module = InTheLoss(lr=0.2)
         module.load_state_dict(start.state_dict())
-        module.mu = strength
+        module.term = lambda now, then, in_loss=in_loss: (
+            in_loss / 2 * (now - then).pow(2).sum()
+        )  # FedProx as its paper writes it
         session = session_of(module, start, 3, *([ProximalRule(mu)] if mu else []))
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         scaled_fit(session, module, scaler, gradient_clip_val=clip, accumulate_grad_batches=accumulate)
@@ -129,18 +131,6 @@ def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
     assert any((ours[name] - without[name]).abs().max() > 0.01 for name in ours)
 
 
-class Corrected(Plain):
-    """SCAFFOLD's correction as a linear term in the loss, whose gradient it is."""
-
-    correction: Tensor | None = None
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        if self.correction is None:
-            return loss
-        return loss + self.correction @ torch.cat([p.flatten() for p in self.parameters()])
-
-
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_control_variates_under_gradient_scaling_and_clipping(clip):
     """float16 with a GradScaler, as above; and FedNova's count of plain SGD's steps is not moved by either."""
@@ -149,9 +139,9 @@ def test_control_variates_under_gradient_scaling_and_clipping(clip):
     correction = torch.linspace(-0.5, 0.5, size)
     results = []
     for in_the_loss in (True, False):
-        module = Corrected(lr=0.2)
+        module = InTheLoss(lr=0.2)
         module.load_state_dict(start.state_dict())
-        module.correction = correction if in_the_loss else None
+        module.term = (lambda now, then: correction @ now) if in_the_loss else None
         session = session_of(module, start, 3, *([] if in_the_loss else [ControlVariates()]), control=correction)
         run = scaled_fit(session, module, torch.amp.GradScaler("cpu", init_scale=1024.0), gradient_clip_val=clip)
         trained = session.end(run.global_step, {})

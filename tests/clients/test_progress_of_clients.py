@@ -1,7 +1,5 @@
 """Epochs, steps and schedules of clients continue over rounds, also for clients that miss some."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,31 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_runs import scheduled
+from engine_runs import ONE_ENOUGH, scheduled
 from federations import Blobs, Cohorts, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from plain_training import InOrder
-from private_runs import stop_after
 from torch import Tensor
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
 
-from fl_lightning import (
-    ClientEvaluation,
-    ConfigurationError,
-    Faults,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LocalTraining,
-    RingFed,
-    Scaffold,
-    WarmStart,
-)
+import fl_lightning as fl
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.functional.local_steps import control_change
 from fl_lightning.messages import Progress
 from fl_lightning.routes import ServerRoute
 
-ENGINES = [pytest.param("trainer", marks=pytest.mark.slow), "fabric"]
 SIZES = (15, 50)
 """With batches of 5, 3 and 10 steps an epoch."""
 SEEN: list[tuple[Any, ...]] = []
@@ -82,35 +68,28 @@ def by_hand(cohorts: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:
     return expected
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_each_step_of_unequal_clients_that_miss_rounds(engine, tmp_path):
-    """One of two clients a round; the run is interrupted in the middle and resumed."""
+@pytest.mark.parametrize("engine", ONE_ENOUGH)
+def test_each_step_of_unequal_clients_that_miss_rounds(engine):
+    """One of two clients a round."""
     SEEN.clear()
     cohorts = Cohorts()
     parts: dict[str, Any] = {"data": Blobs(sum(SIZES)), "partitioner": Consecutive(SIZES), "clients_per_round": 1, "seed": 3}
-    parts["local"] = LocalTraining(engine=engine)
+    parts["local"] = fl.LocalTraining(engine=engine)
     federate(Cycled(), 4, cohorts, **parts)
     assert by_hand(cohorts.seen) == SEEN
     assert set(cohorts.seen) == {(0,), (1,)}
-
-    SEEN.clear()
-    flags = {"enable_checkpointing": True}
-    federate(Cycled(), 4, every_round(tmp_path), stop_after(2), flags=flags, **parts)
-    assert by_hand(cohorts.seen[:2]) == SEEN
-    federate(Cycled(), 4, ckpt_path=str(tmp_path / "last.ckpt"), **parts)
-    assert by_hand(cohorts.seen) == SEEN
 
 
 def test_each_round_on_its_own():
     """As before, on request: every round begins at 0 and sees its own steps only."""
     SEEN.clear()
-    local = LocalTraining(progress="round", max_epochs=4)
+    local = fl.LocalTraining(progress="round", max_epochs=4)
     federate(Cycled(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=local)
     once = [(3, step // 3, step, pytest.approx(rate), 4) for step, rate in enumerate(RATES[3])]
     assert [*once, *once] == SEEN
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_ENOUGH)
 def test_a_turn_of_several_epochs_and_a_straggler(engine):
     """A client that does 1 of 2 epochs begins its next turn where the others do."""
     SEEN.clear()
@@ -118,7 +97,7 @@ def test_a_turn_of_several_epochs_and_a_straggler(engine):
     assert plan.first(4) == (6, 24)
     assert plan.limits == (10, -1)
     make = recorded(lambda o: ExponentialLR(o, 0.5))
-    federate(make(), 3, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(engine=engine, max_epochs=2))
+    federate(make(), 3, data=Blobs(12), partitioner=Consecutive([12]), local=fl.LocalTraining(engine=engine, max_epochs=2))
     places = [(epoch, step, rate) for _, epoch, step, rate, _ in SEEN]
     assert places == [(step // 3, step, 0.5 * 0.5 ** (step // 3)) for step in range(18)]
 
@@ -127,7 +106,7 @@ def test_limited_steps():
     """A turn of 4 steps of 3 batches an epoch: its second epoch ends early, and its schedule of epochs does not see it."""
     SEEN.clear()
     make = recorded(lambda o: ExponentialLR(o, 0.5))
-    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(max_epochs=-1, max_steps=4))
+    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=fl.LocalTraining(max_epochs=-1, max_steps=4))
     places = [(epoch, step, rate) for _, epoch, step, rate, _ in SEEN]
     first = [(0, 0, 0.5), (0, 1, 0.5), (0, 2, 0.5), (1, 3, 0.25)]
     assert places == [*first, (2, 4, 0.25), (2, 5, 0.25), (2, 6, 0.25), (3, 7, 0.125)]
@@ -137,9 +116,9 @@ def test_periods():
     """On a route of two periods, a round is two turns; a warm start's rounds are one."""
     SEEN.clear()
     make = recorded(lambda o: ExponentialLR(o, 0.5))
-    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(), route=RingFed(2))
+    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=fl.LocalTraining(), route=fl.RingFed(2))
     assert [(epoch, rate, most) for _, epoch, _, rate, most in SEEN[::3]] == [(e, 0.5 * 0.5**e, 4) for e in range(4)]
-    route = WarmStart(3, RingFed(2))
+    route = fl.WarmStart(3, fl.RingFed(2))
     assert [route.turns_before(r) for r in range(6)] == [0, 1, 2, 3, 5, 7]
     assert ServerRoute().turns_before(7) == 7
 
@@ -152,21 +131,14 @@ def test_an_own_way_to_step_a_schedule_sees_the_epoch():
     make.lr_scheduler_step = lr_scheduler_step
     SEEN.clear()
     with pytest.warns(UserWarning, match="epoch parameter"):
-        federate(make(), 3, data=Blobs(5), partitioner=Consecutive([5]), local=LocalTraining())
+        federate(make(), 3, data=Blobs(5), partitioner=Consecutive([5]), local=fl.LocalTraining())
     assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 / (1 + r)) for r in range(3)]
 
 
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+@pytest.mark.parametrize("engine", ONE_ENOUGH)
 def test_a_training_without_an_end_has_no_estimate(engine):
-    with pytest.raises(ConfigurationError, match=r"'trainer.max_epochs' is -1, so the training has no end"):
-        federate(Cycled(), -1, local=LocalTraining(engine=engine))
-
-
-def memory_of(folder: Path) -> dict[int, Tensor]:
-    """What each client has packed in the last checkpoint."""
-    callbacks = torch.load(folder / "last.ckpt", weights_only=True)["callbacks"]
-    (state,) = (own for name, own in callbacks.items() if "Orchestrator" in name)
-    return {client: kept["training"]["training"] for client, kept in state["memory"].items()}
+    with pytest.raises(fl.ConfigurationError, match=r"'trainer.max_epochs' is -1, so the training has no end"):
+        federate(Cycled(), -1, local=fl.LocalTraining(engine=engine))
 
 
 class Breaks(Plain):
@@ -178,28 +150,24 @@ class Breaks(Plain):
                 self.net[0].weight.fill_(torch.nan)
 
 
-def test_a_rejected_turn_does_not_move_what_the_client_keeps(tmp_path):
+def kept_by_clients(kind: type[Plain], rounds: int = 2, **settings: Any) -> list[dict[str, Tensor]]:
+    """What each client has packed after training with momentum."""
+    torch.manual_seed(2)
+    federation = fl.FederatedOrchestrator(local=fl.LocalTraining(optimizer_state="kept", max_epochs=2), **settings)
+    data = fl.FederatedDataModule(Blobs(), Consecutive((8, 19, 13)), client_test=0.1)
+    trainer(rounds, federation).fit(kind(momentum=0.9), data)
+    return [federation._run.memory.kept(client)["training"] for client in range(3)]
+
+
+def test_a_rejected_turn_does_not_move_what_the_client_keeps():
     """Client 1 fails in round 1, and keeps the momentum of round 0."""
-    local, found = LocalTraining(optimizer_state="kept", max_epochs=2), []
-    for rounds in (1, 2):
-        torch.manual_seed(2)
-        parts: dict[str, Any] = {"faults": Faults("skip"), "flags": {"enable_checkpointing": True}, "local": local}
-        federate(Breaks(momentum=0.9), rounds, every_round(tmp_path / str(rounds)), **parts)
-        found.append(memory_of(tmp_path / str(rounds)))
-    assert [torch.equal(found[0][k], found[1][k]) for k in range(3)] == [False, True, False]
+    one, two = (kept_by_clients(Breaks, rounds, faults=fl.Faults("skip")) for rounds in (1, 2))
+    assert list(map(same_bits, one, two)) == [False, True, False]
 
 
-def test_fine_tuning_leaves_what_clients_keep_alone(tmp_path):
-    found = []
-    for evaluation in (ClientEvaluation(), ClientEvaluation(1, "val_acc", personal_epochs=2, compare_alone=True)):
-        torch.manual_seed(2)
-        folder = tmp_path / str(len(found))
-        federation = FederatedOrchestrator(local=LocalTraining(optimizer_state="kept"), client_evaluation=evaluation)
-        run = trainer(2, federation, every_round(folder), enable_checkpointing=True)
-        run.fit(Plain(momentum=0.9), FederatedDataModule(Blobs(), Consecutive(), client_test=0.3))
-        found.append(federation._run.memory.state_dict())
-    assert found[0].keys() == found[1].keys() == {0, 1, 2}
-    assert all(same_bits(found[0][k]["training"], found[1][k]["training"]) for k in range(3))
+def test_fine_tuning_leaves_what_clients_keep_alone():
+    tunes = fl.ClientEvaluation(1, "val_acc", personal_epochs=2, compare_alone=True)
+    assert all(map(same_bits, kept_by_clients(Plain), kept_by_clients(Plain, client_evaluation=tunes)))
 
 
 def test_scaffold_leaves_its_control_at_a_rate_of_nearly_zero():
@@ -207,7 +175,7 @@ def test_scaffold_leaves_its_control_at_a_rate_of_nearly_zero():
     assert control_change(torch.ones(1), [torch.ones(1)], end, 1e-9) == 0
     make = scheduled(lambda o: LambdaLR(o, lambda step: step / 10), interval="step")
     module = make()
-    federate(module, 2, data=Blobs(10), partitioner=Consecutive([5, 5]), local=LocalTraining(), strategy=Scaffold())
+    federate(module, 2, data=Blobs(10), partitioner=Consecutive([5, 5]), local=fl.LocalTraining(), strategy=fl.Scaffold())
     assert all(tensor.isfinite().all() for tensor in weights(module).values() if tensor.is_floating_point())
 
 
@@ -230,7 +198,7 @@ def in_parts(run: Any, module: Any, data: Any, folder: Path, ends: tuple[int, ..
     return module
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, pytest.param("stacked", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", [*ONE_ENOUGH, pytest.param("stacked", marks=pytest.mark.slow)])
 def test_an_extended_run_keeps_its_plan_as_in_lightning(engine, tmp_path):
     """Two rounds, then four, then five: the module always sees two, and has the weights of plain Lightning training."""
     SEEN.clear()
@@ -241,8 +209,8 @@ def test_an_extended_run_keeps_its_plan_as_in_lightning(engine, tmp_path):
     assert rates == pytest.approx([0.5] * 5 + [0.25] * 5 + [0.0] * 5 + [0.25] * 5 + [0.5] * 5)
 
     SEEN.clear()
-    data = FederatedDataModule(Blobs(23, shuffle=False), Consecutive([23]))
-    federation = FederatedOrchestrator(local=LocalTraining(engine=engine))
+    data = fl.FederatedDataModule(Blobs(23, shuffle=False), Consecutive([23]))
+    federation = fl.FederatedOrchestrator(local=fl.LocalTraining(engine=engine))
     with pytest.warns(UserWarning, match=r"Round 2 goes beyond the 2 rounds for which this run was first started\.") as told:
         found = in_parts(fit, Planned(), data, tmp_path / "federated", (2, 4, 5), federation)
     assert any("Round 4 goes beyond the 2 rounds" in str(one.message) for one in told)

@@ -1,7 +1,5 @@
 """Attributes of a module do not leak from client to client."""
 
-from __future__ import annotations
-
 import enum
 import random
 import threading
@@ -10,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_runs import variant
-from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from against_hand import fit
+from engine_runs import ONE_ENOUGH, variant
+from federations import Blobs, Consecutive, Plain, federate, same_bits, weights
 from plain_training import distance_from_plain
 from torch import Tensor
 
-from fl_lightning import APFL, ConfigurationError, Ditto, FederatedDataModule, FederatedOrchestrator, LocalOnly, LocalTraining
+from fl_lightning import APFL, ConfigurationError, Ditto, LocalOnly, LocalTraining
 from fl_lightning.clients.module_state import PythonState
 
 SEEN: list[Any] = []
@@ -100,7 +99,6 @@ class Keeping(Plain):
         self.steps, self.best = 0, 0.0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        SEEN.append((self.trainer.num_training_batches, self.queue.tolist(), list(self.seen)))
         self.steps += 1
         x, y = batch
         scale = 1 + self.queue.abs().mean() + len(self.seen) / 10 + self.steps / 20 + float(self.best)
@@ -110,26 +108,9 @@ class Keeping(Plain):
         return super().training_step(batch, batch_idx) * scale
 
 
-@pytest.mark.parametrize("engine", [pytest.param("trainer", marks=pytest.mark.slow), "fabric"])
+@pytest.mark.parametrize("engine", ONE_ENOUGH)
 def test_one_client_is_plain_training(engine):
     assert distance_from_plain(Keeping, engine, without=("queue",)) < 1e-12  # the server's own queue stays as it was
-
-
-def test_what_a_client_keeps_belongs_to_it():
-    SEEN.clear()
-    module = Keeping()
-    federate(module, 2, data=Blobs(shuffle=False), local=LocalTraining())
-    assert torch.equal(module.queue, torch.zeros(6))
-    x, _ = Blobs().train
-    for batches, start, size in ((2, 0, 7), (4, 7, 20), (3, 27, 13)):
-        heads = x[start : start + size : 5, 0]
-        queue, seen, expected = torch.zeros(6), [0], []
-        for _ in range(2):
-            for step in range(batches):
-                expected.append((batches, queue.tolist(), list(seen)))
-                queue = torch.cat([heads[step : step + 1], queue])[:6]
-                seen.append(min(5, size - 5 * step))
-        assert [entry for entry in SEEN if entry[0] == batches] == expected
 
 
 @pytest.mark.parametrize("value", [type("Metres", (float,), {})(1.0), np.float32(1.0), Mood.CALM], ids=repr)
@@ -158,29 +139,32 @@ class Slowing(Keeping):
         return [optimizer], [{"scheduler": plateau, "monitor": "train_loss_epoch"}]
 
 
+class Decaying(Plain):
+    """Weights that decay, at a rate that falls."""
+
+    def __init__(self) -> None:
+        super().__init__(batchnorm=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.02, weight_decay=0.3)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "make"),  # APFL's models share a schedule, which follows the first one's losses
-    [
-        (Ditto(0.0), Slowing),
-        (Ditto(0.0), Remembering),
-        (APFL(1.0), Keeping),
-        (APFL(1.0), Remembering),
-    ],
+    [(Ditto(0.0), Slowing), (APFL(1.0), Remembering), (APFL(1.0), Decaying)],
 )
 def test_a_second_model_that_nothing_ties_to_the_first_is_training_alone(strategy, make):
-    """Oracle: LocalOnly. The second model has counts, queues and momentum of its own, as the first one has."""
-
-    def vectors(**settings):
+    """Oracle: LocalOnly. The second model has counts, queues, momentum, rates and decay of its own, as the first one has."""
+    local, found = LocalTraining(max_epochs=2, optimizer_state="kept"), []
+    for settings in ({"strategy": strategy}, {"route": LocalOnly("val_acc")}):
         torch.manual_seed(3)
-        local = LocalTraining(max_epochs=2, optimizer_state="kept")
-        federation = FederatedOrchestrator(local=local, **settings)
-        data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive())
-        trainer(3, federation, precision="64-true").fit(make().double(), data)
-        return [federation._run.memory.last_model(k).vector for k in range(3)]
-
-    for one, other in zip(vectors(strategy=strategy), vectors(route=LocalOnly("val_acc")), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        _, federation, _ = fit(module=make().double(), local=local, **settings)
+        found.append([federation._run.memory.last_model(k) for k in range(3)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.vector, other.vector, rtol=0, atol=1e-12)
+        assert torch.equal(one.counters, other.counters)
 
 
 class Drawing(Plain):
@@ -211,24 +195,19 @@ def test_generators_draw_by_round_and_client():
     assert len(set(values)) == len(values)
 
 
-def test_outputs_with_a_history_are_copied_and_banks_are_named():
-    """As some modules for self-supervised learning have them: a bank in no checkpoint."""
+def test_outputs_with_a_history_are_copied():
+    """As some modules for self-supervised learning keep them."""
 
     class Projecting(Plain):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("bank", torch.zeros(3), persistent=False)
             self.encoded = self.net(torch.zeros(2, 4))
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             self.encoded = self.net(batch[0])
-            self.bank = self.bank + self.encoded.mean(0).detach()
-            return self.encoded.square().mean() + self.bank.sum()
+            return self.encoded.square().mean()
 
-    with pytest.warns(
-        UserWarning, match=r"changed the buffer 'bank' of Projecting, which is not sent back.*client_state = \('bank',"
-    ):
-        federate(Projecting(), 2)
+    assert federate(Projecting(), 2).global_step == 2
 
 
 class Anchored(Plain):

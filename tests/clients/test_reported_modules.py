@@ -1,7 +1,5 @@
 """Modules of other people: what plain Lightning does right with them, a federation does too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from algorithms import Unusual
 from engine_runs import tier_1, variant
 from federations import SIZES, Blobs, Cohorts, Plain, federate, weights
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, ManualOptimBoringModel
-from lightning.pytorch.loggers import CSVLogger
 from sparse_gradients import SPARSE, Words
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -143,20 +140,6 @@ def test_setup_may_read_a_batch():
     module = variant(setup=setup)()
     assert federate(module, 2).global_step == 2
     assert module.width == 4
-
-
-def test_clients_may_use_any_part_of_an_experiment():
-    class Notes(Plain):
-        def on_train_start(self) -> None:
-            experiment = self.logger.experiment
-            experiment.config.update({"width": 8})
-            experiment.summary["best"] = 1
-            experiment["train/loss"].append(1.0)
-            with experiment.start_run() as run:
-                run.log({"a": 1})
-            assert list(experiment.history) == []
-
-    federate(Notes(), 1, flags={"logger": CSVLogger("logs")})
 
 
 class BoringData(BoringDataModule):

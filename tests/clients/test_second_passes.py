@@ -1,7 +1,5 @@
 """Rules that pass batches through the module again: MOON and APFL, by hand, and what a further pass must leave alone."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -11,13 +9,12 @@ import pytest
 import torch
 from against_hand import Updates, assert_close, assert_follows, follow, own_of
 from by_hand import LR, B, averaged
-from federations import Blobs, Consecutive, Plain, federate, trainer, weights
+from federations import Blobs, Plain, federate, weights
 from torch import nn
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
-from fl_lightning import APFL, MOON, Faults, FedAvg, FederatedDataModule, FederatedOrchestrator, LocalOnly, LocalTraining
-from fl_lightning.functional.contrast import model_contrast
+from fl_lightning import APFL, MOON, Faults, FedAvg, LocalTraining
 
 MU, T = 1.5, 0.4
 
@@ -63,17 +60,6 @@ def moon_step(last):
 
 def test_moon_draws_representations_to_the_global_model():
     assert_follows(torch.float64, moon_step({}), strategy=MOON("net.2", MU, T))
-
-
-def test_the_contrast_is_that_of_the_paper():
-    generator = torch.Generator().manual_seed(1)
-    z, near, far = torch.randn(3, 5, 2, 3, generator=generator, dtype=torch.float64)
-    expected = 0.0
-    for a, b, c in zip(z.numpy(), near.numpy(), far.numpy(), strict=True):
-        like = [np.sum(a * o) / np.sqrt(np.sum(a * a) * np.sum(o * o)) for o in (b, c)]
-        expected -= np.log(np.exp(like[0] / T) / (np.exp(like[0] / T) + np.exp(like[1] / T))) / 5
-    assert float(model_contrast(z, near, far, T)) == pytest.approx(expected, rel=1e-12)
-    assert float(model_contrast(z, near, near, T)) == pytest.approx(np.log(2))
 
 
 def apfl_step(own, alphas, mixtures, rate):
@@ -122,36 +108,11 @@ def test_apfl_trains_a_mixture_beside_the_global_model(rate):
     assert (len(set(alphas.values())) == 3) is (rate > 0)
 
 
-def fit_own(optimizer=None, **settings):
-    """The clients' own models after two rounds in float64, and the updates."""
-    torch.manual_seed(3)
-    module, updates = Plain(batchnorm=True).double(), Updates()
-    if optimizer:
-        module.configure_optimizers = lambda: optimizer(module.parameters())
-    federation = FederatedOrchestrator(local=LocalTraining(max_epochs=2), **settings)
-    run = trainer(2, federation, updates, precision="64-true")
-    run.fit(module, FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive()))
-    return [federation._run.memory.last_model(k) for k in range(3)], updates.rounds
-
-
-def decaying(parameters):
-    optimizer = torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.3)
-    return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
-
-
-def test_a_mixture_of_nothing_but_v_is_training_alone():
-    """Oracle: LocalOnly, with the rates, the schedule and the decay of another optimizer."""
-    mixed, _ = fit_own(decaying, strategy=APFL(1.0))
-    alone, _ = fit_own(decaying, route=LocalOnly("val_acc"))
-    for one, other in zip(mixed, alone, strict=True):
-        torch.testing.assert_close(one.vector, other.vector, rtol=1e-12, atol=1e-12)
-        assert torch.equal(one.counters, other.counters)
-
-
 @pytest.mark.slow
 def test_alpha_stays_between_0_and_1():
-    _, rounds = fit_own(strategy=APFL(0.5, 1e6))
-    assert {u.metrics["apfl_alpha"] for u in rounds[-1]} <= {0.0, 1.0}
+    updates = Updates()
+    federate(Plain(), 2, updates, strategy=APFL(0.5, 1e6))
+    assert {u.metrics["apfl_alpha"] for u in updates.rounds[-1]} <= {0.0, 1.0}
 
 
 class Busy(Plain):

@@ -1,7 +1,5 @@
 """What FedNova and SCAFFOLD know of the clients' steps of SGD."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,10 +1,7 @@
 """State that clients share, in classes and in objects that are no part of the module: a change is named once."""
 
-from __future__ import annotations
-
 import copy
 import warnings
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,11 +38,6 @@ class Average:
             mine.lerp_(theirs.detach(), 0.1)
 
 
-@dataclass(frozen=True)
-class Count:
-    steps: int = 0
-
-
 class Holder(Plain):
     """Holds a helper and changes it in each step, as told."""
 
@@ -66,10 +58,6 @@ CHANGE: list[Any] = []
 
 def nothing(module: Any) -> None:
     """Leave the helper alone."""
-
-
-def count(module: Any) -> None:
-    module.helper = replace(module.helper, steps=module.helper.steps + 1)
 
 
 def follow(module: Any) -> None:
@@ -98,7 +86,6 @@ def add(module: Any) -> None:
 CHANGING = {
     "helper.calls": lambda: Holder(lambda m: Augmentation(), lambda m: m.helper()),
     "helper.shadow": lambda: Holder(lambda m: Average(m.net), lambda m: m.helper()),
-    "helper.steps": lambda: Holder(lambda m: Count(), count),
     "helper.0.parameters": lambda: Holder(lambda m: [copy.deepcopy(m.net).requires_grad_(False)], follow),
     "Loss.history": lambda: Holder(lambda m: type("Loss", (), {"history": []})(), lambda m: m.helper.history.append(1)),
     "Variant.seen": lambda: of_the_class(add, seen=0),

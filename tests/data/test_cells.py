@@ -12,7 +12,7 @@ from scipy import ndimage, stats
 from scipy.spatial.distance import pdist
 
 from fl_lightning.cells.drawing import CellSite, annotate, density_image, draw_cells, place_cells
-from fl_lightning.functional import generator
+from fl_lightning.functional.seeding import generator
 
 
 class Cells(CellSite):

@@ -1,7 +1,5 @@
 """Intervals by resampling persons, compared with scipy's bootstrap and with numpy's percentiles."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

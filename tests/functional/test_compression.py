@@ -1,7 +1,5 @@
 """Compressed models: levels without gaps, and the sender's bits at the receiver."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

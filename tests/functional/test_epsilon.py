@@ -1,7 +1,5 @@
 """Epsilon against closed forms and against other accountants: never too small, and near them."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting
@@ -13,7 +11,7 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning.functional import epsilon_of_clients, epsilon_of_examples
+from fl_lightning.functional.privacy import epsilon_of_clients, epsilon_of_examples
 from fl_lightning.functional.spending import Spending, hardest
 
 

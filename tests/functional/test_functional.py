@@ -1,34 +1,15 @@
 """Pure functions against closed forms, other libraries and invariants."""
 
-from __future__ import annotations
-
-from fractions import Fraction
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning.functional import ExactSum, ModelState, balanced_shares, cohort_size, derive_seed, draw_cohort
-from fl_lightning.functional.seeding import generator, isolated_rng
-
-values = st.floats(-1e4, 1e4, width=32)
-weight = st.floats(0, 1e3)
-
-
-def add_up(terms, size):
-    total = ExactSum(size)
-    for vector, factor in terms:
-        total.add(torch.tensor(vector), factor)
-    return total
-
-
-@given(st.lists(st.tuples(values, weight), min_size=1, max_size=12))
-def test_a_sum_is_that_of_exact_rationals(terms):
-    exact = sum(Fraction(np.float64(np.float32(v)) * np.float64(w)) for v, w in terms)
-    ours = add_up([([v], w) for v, w in terms], 1).value().item()
-    assert ours == pytest.approx(float(exact), rel=1e-15, abs=1e-17)
+from fl_lightning.functional.exact_sum import ExactSum
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.scheduling import balanced_shares, cohort_size, draw_cohort
+from fl_lightning.functional.seeding import derive_seed, generator, isolated_rng
 
 
 @pytest.mark.parametrize("largest", [1.0, 2.0**38])

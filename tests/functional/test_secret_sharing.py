@@ -1,7 +1,5 @@
 """Shares of a secret: enough of them give it, fewer say nothing."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

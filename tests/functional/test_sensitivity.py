@@ -1,7 +1,5 @@
 """What one client can change under ClientPrivacy: bounded by its clipped norm, or refused."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -11,34 +9,18 @@ import torch
 from by_hand import flat
 from federations import SIZES, Blobs, Plain, federate
 
-import fl_lightning
-from fl_lightning import (
-    Attackers,
-    ClientPrivacy,
-    ClipUpdate,
-    ConfigurationError,
-    ExamplePrivacy,
-    Faults,
-    FedAvg,
-    FedAvgM,
-    FederatedOrchestrator,
-    LocalTraining,
-    PersonalPart,
-    SignFlip,
-    Strategy,
-    TopK,
-)
+import fl_lightning as fl
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, WeightedAverage
 from fl_lightning.strategies.filtering import FilteringStrategy
 
 C, NO_NOISE = 0.05, 1e-9
-HEAD = PersonalPart(names="net.2.*")
-BASES = (Strategy, RunningStrategy, JointStrategy, WeightedAverage, FilteringStrategy)
+HEAD = fl.PersonalPart(names="net.2.*")
+BASES = (fl.Strategy, RunningStrategy, JointStrategy, WeightedAverage, FilteringStrategy)
 RULES = sorted(
     (
         kind
-        for kind in (getattr(fl_lightning, name) for name in fl_lightning.__all__)
-        if inspect.isclass(kind) and issubclass(kind, Strategy) and kind not in BASES
+        for kind in (getattr(fl, name) for name in fl.__all__)
+        if inspect.isclass(kind) and issubclass(kind, fl.Strategy) and kind not in BASES
     ),
     key=lambda kind: kind.__name__,
 )
@@ -48,7 +30,7 @@ MEASURED = {"AFL", "FedLoss", "Focus", "QFedAvg"}
 NOT_THE_MODEL = {"Scaffold", "FederatedKMeans"}
 
 
-def built(kind: type[Strategy]) -> Strategy:
+def built(kind: type[fl.Strategy]) -> fl.Strategy:
     named = inspect.signature(kind).parameters
     given: dict[str, Any] = {"weighting": "uniform"} if "weighting" in named else {}
     given |= {"representation": "net.1"} if "representation" in named else {}
@@ -69,7 +51,7 @@ def step_of(data: Blobs, noise: str = "central", rounds: int = 1, **settings: An
     torch.manual_seed(0)
     module = Plain(lr=0.5).double()
     start = flat(module)[0]
-    settings.setdefault("transforms", [ClientPrivacy(C, NO_NOISE, noise, noise_seed=1)])
+    settings.setdefault("transforms", [fl.ClientPrivacy(C, NO_NOISE, noise, noise_seed=1)])
     federate(module, rounds, data=data, flags={"precision": "64-true"}, **settings)
     return flat(module)[0] - start
 
@@ -77,35 +59,35 @@ def step_of(data: Blobs, noise: str = "central", rounds: int = 1, **settings: An
 @pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
 def test_with_central_noise_one_client_moves_the_aggregate_by_its_clipped_norm_or_is_refused(kind, monkeypatch):
     """FedAdagrad's own server optimizer, which sees only the noisy average, is set aside to look at that average."""
-    monkeypatch.setattr(fl_lightning.FedAdagrad, "server_optimizer", Strategy.server_optimizer)
-    strategy, privacy = built(kind), [ClientPrivacy(C, 1.0)]
+    monkeypatch.setattr(fl.FedAdagrad, "server_optimizer", fl.Strategy.server_optimizer)
+    strategy, privacy = built(kind), [fl.ClientPrivacy(C, 1.0)]
     if kind.__name__ not in PLAIN_MEANS:
-        with pytest.raises(ConfigurationError, match=r"ClientPrivacy|asynchronous|full_batch|validation part"):
+        with pytest.raises(fl.ConfigurationError, match=r"ClientPrivacy|asynchronous|full_batch|validation part"):
             federate(Plain(), 1, strategy=strategy, transforms=privacy)
         return
-    more = {"personal": [HEAD], "local": LocalTraining(max_epochs=2)} if strategy.needs_held_parts else {}
+    more = {"personal": [HEAD], "local": fl.LocalTraining(max_epochs=2)} if strategy.needs_held_parts else {}
     usual = Blobs(dtype=torch.float64)
     moved = step_of(usual, strategy=strategy, **more)
     assert np.linalg.norm(moved - step_of(Neighbour(), strategy=built(kind), **more)) <= 2 * C / 3 * (1 + 1e-6)
-    absent = step_of(Neighbour(broken=True), strategy=built(kind), faults=Faults("skip"), **more)
+    absent = step_of(Neighbour(broken=True), strategy=built(kind), faults=fl.Faults("skip"), **more)
     assert 0.5 * C / 3 < np.linalg.norm(moved - absent) <= C / 3 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"transforms": [TopK(0.3), ClientPrivacy(C, NO_NOISE, noise_seed=1)]},
-        {"transforms": [ClipUpdate(9.0), ClientPrivacy(C, NO_NOISE, noise_seed=1)]},
-        {"transforms": [ClientPrivacy(C, NO_NOISE, noise_seed=1, target_quantile=0.5)]},
-        {"attackers": Attackers(clients=[0], model=SignFlip(100.0))},
+        {"transforms": [fl.TopK(0.3), fl.ClientPrivacy(C, NO_NOISE, noise_seed=1)]},
+        {"transforms": [fl.ClipUpdate(9.0), fl.ClientPrivacy(C, NO_NOISE, noise_seed=1)]},
+        {"transforms": [fl.ClientPrivacy(C, NO_NOISE, noise_seed=1, target_quantile=0.5)]},
+        {"attackers": fl.Attackers(clients=[0], model=fl.SignFlip(100.0))},
         {"personal": [HEAD]},
-        {"secure_aggregation": fl_lightning.SecureAggregation()},
-        {"local": LocalTraining(engine="stacked")},
+        {"secure_aggregation": fl.SecureAggregation()},
+        {"local": fl.LocalTraining(engine="stacked")},
     ],
     ids=["top k", "clipped", "adaptive", "attackers", "personal", "secure", "stacked"],
 )
 def test_what_comes_before_the_clipping_does_not_raise_the_sensitivity(settings):
-    strategy = FedAvgM(0.9, weighting="uniform")
+    strategy = fl.FedAvgM(0.9, weighting="uniform")
     usual, other = (step_of(data, strategy=strategy, **settings) for data in (Blobs(dtype=torch.float64), Neighbour()))
     assert 0 < np.linalg.norm(usual - other) <= 2 * C / 3 * (1 + 1e-6)
 
@@ -114,9 +96,9 @@ def test_what_comes_before_the_clipping_does_not_raise_the_sensitivity(settings)
 def test_with_local_noise_only_the_model_depends_on_the_data_or_the_strategy_is_refused(kind, monkeypatch):
     """Oracle: of two federations that differ in client 0's data, its update differs in nothing else that a rule may read."""
     if kind.__name__ in MEASURED | NOT_THE_MODEL:
-        private = ClientPrivacy(C, 1.0, "local")
-        federation = FederatedOrchestrator(built(kind), transforms=[private])
-        with pytest.raises(ConfigurationError, match="ClientPrivacy"):
+        private = fl.ClientPrivacy(C, 1.0, "local")
+        federation = fl.FederatedOrchestrator(built(kind), transforms=[private])
+        with pytest.raises(fl.ConfigurationError, match="ClientPrivacy"):
             private.check_settings(federation)
         return
     seen: list[list[Any]] = [[], []]
@@ -131,10 +113,8 @@ def test_with_local_noise_only_the_model_depends_on_the_data_or_the_strategy_is_
 
         monkeypatch.setattr(strategy, name, watched, raising=False)
         more: dict[str, Any] = {"personal": [HEAD]} if strategy.needs_held_parts else {}
-        more |= (
-            {"asynchronous": fl_lightning.Asynchronous(3, strategy.largest_buffer or 3)} if strategy.needs_asynchronous else {}
-        )
-        more |= {"local": LocalTraining(full_batch=True)} if strategy.needs_full_batch else {}
+        more |= {"asynchronous": fl.Asynchronous(3, strategy.largest_buffer or 3)} if strategy.needs_asynchronous else {}
+        more |= {"local": fl.LocalTraining(full_batch=True)} if strategy.needs_full_batch else {}
         step_of(data, "local", 3 if strategy.needs_asynchronous else 1, strategy=strategy, **more)
     one, other = (found[0] for found in seen)
     assert float((one.state - other.state).norm()) <= 2 * C * (1 + 1e-6)
@@ -144,7 +124,7 @@ def test_with_local_noise_only_the_model_depends_on_the_data_or_the_strategy_is_
     assert not one.snapshot.counters.numel()
 
 
-class Declares(FedAvg):
+class Declares(fl.FedAvg):
     """FedAvg under another name."""
 
     private_with = ("central", "local", "examples")
@@ -153,5 +133,5 @@ class Declares(FedAvg):
 def test_a_subclass_that_says_that_it_is_private_is_accepted():
     for noise in ("central", "local"):
         assert np.linalg.norm(step_of(Blobs(dtype=torch.float64), noise, strategy=Declares("uniform"))) > 0
-    private = LocalTraining(privacy=ExamplePrivacy(1.0, 1.0, noise_seed=1))
+    private = fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0, noise_seed=1))
     assert federate(Plain(), 1, strategy=Declares(), local=private).global_step == 1

@@ -1,14 +1,12 @@
 """Shapley values of games that are solved elsewhere: by all orders, and by their axioms."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning.functional import exact_shapley, monte_carlo_shapley
+from fl_lightning.strategies.shapley import exact_shapley, monte_carlo_shapley
 
 
 def game(values: list[float]):

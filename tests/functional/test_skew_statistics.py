@@ -1,28 +1,18 @@
 """Skewed partitions: their distribution in theory, and flwr-datasets as an oracle of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from random_labels import table_of
 from scipy import stats
 
-from fl_lightning import (
-    ClassesPartitioner,
-    DataError,
-    DirichletPartitioner,
-    FlowerPartitioner,
-    Partition,
-    QuantityPartitioner,
-    ShardPartitioner,
-)
+import fl_lightning as fl
 
 
 @pytest.mark.parametrize("beta", [0.5, 5.0])
 def test_sizes_are_dirichlet_and_contents_uniform(beta):
     size = 20_000
-    draws = [QuantityPartitioner(10, beta, min_examples=1, seed=seed).partition(size) for seed in range(300)]
+    draws = [fl.QuantityPartitioner(10, beta, min_examples=1, seed=seed).partition(size) for seed in range(300)]
     if beta > 1:
         assert_beta(np.stack([draw.sizes.numpy() for draw in draws]) / size, 10, beta)
     first = draws[0]
@@ -107,8 +97,8 @@ def assert_alike(ours, theirs):
 @pytest.mark.parametrize("capped", [False, True])
 def test_label_skew_is_that_of_flower(flower, of_flower, capped):
     theirs = of_flower((flower.DirichletPartitioner(CLIENTS, "label", 0.5, 5, capped, seed=s) for s in range(150)), UNEVEN)
-    assert_alike(tables_of_ours((DirichletPartitioner(CLIENTS, 0.5, capped, 5, s) for s in range(150)), UNEVEN), theirs)
-    otherwise = tables_of_ours((DirichletPartitioner(CLIENTS, 0.5, not capped, 5, s) for s in range(150)), UNEVEN)
+    assert_alike(tables_of_ours((fl.DirichletPartitioner(CLIENTS, 0.5, capped, 5, s) for s in range(150)), UNEVEN), theirs)
+    otherwise = tables_of_ours((fl.DirichletPartitioner(CLIENTS, 0.5, not capped, 5, s) for s in range(150)), UNEVEN)
     assert stats.ks_2samp(statistics(otherwise)["largest"], statistics(theirs)["largest"], method="asymp").pvalue < 1e-6
 
 
@@ -117,7 +107,7 @@ def test_label_skew_is_that_of_flower(flower, of_flower, capped):
 def test_shards_are_those_of_flower(flower, of_flower, each):
     labels = UNEVEN[: len(UNEVEN) // (each * CLIENTS) * each * CLIENTS]
     theirs = of_flower((flower.ShardPartitioner(CLIENTS, "label", each, seed=s) for s in range(150)), labels)
-    ours = tables_of_ours((ShardPartitioner(CLIENTS, each, s) for s in range(150)), labels)
+    ours = tables_of_ours((fl.ShardPartitioner(CLIENTS, each, s) for s in range(150)), labels)
     assert ours.sum(2).tolist() == theirs.sum(2).tolist()
     assert_alike(ours, theirs)
 
@@ -125,7 +115,7 @@ def test_shards_are_those_of_flower(flower, of_flower, each):
 def test_an_even_deal_of_flower_has_our_counts(flower, of_flower):
     labels = torch.arange(6).repeat_interleave(torch.tensor([31, 40, 52, 60, 71, 83]))
     (theirs,) = of_flower([flower.PathologicalPartitioner(6, "label", 2, "deterministic")], labels)
-    (ours,) = tables_of_ours([ClassesPartitioner(6, 2)], labels)
+    (ours,) = tables_of_ours([fl.ClassesPartitioner(6, 2)], labels)
     assert np.sort(ours, axis=0).tolist() == np.sort(theirs, axis=0).tolist()
 
 
@@ -146,21 +136,12 @@ def test_a_partitioner_of_flower_splits_as_it_does_without_us(flower, name):
     for seed in (1, 2):
         alone = FLOWERS[name](flower, seed)
         alone.dataset = Dataset.from_dict({"label": labels.tolist(), "row": list(range(200))})
-        partition = FlowerPartitioner(FLOWERS[name](flower, seed)).partition(200, labels)
-        assert isinstance(partition, Partition)
+        partition = fl.FlowerPartitioner(FLOWERS[name](flower, seed)).partition(200, labels)
+        assert isinstance(partition, fl.Partition)
         assert [part.tolist() for part in partition] == [list(alone.load_partition(k)["row"]) for k in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda flower: flower.DirichletPartitioner(4, "label", 0.5, 100), "max number of attempts"),
-        (lambda flower: flower.PathologicalPartitioner(4, "label", 6), "greater than the number of unique classes"),
-        (lambda flower: flower.ShardPartitioner(20, "label", 20), ""),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:The specified min_partition_size")
-def test_errors_of_flower_come_back_as_ours(flower, make, message):
-    partitioner = make(flower)
-    with pytest.raises(DataError, match=rf"{type(partitioner).__name__} of flwr-datasets rejects the data: .*{message}"):
-        FlowerPartitioner(partitioner).partition(200, torch.arange(5).repeat(40))
+def test_errors_of_flower_come_back_as_ours(flower):
+    said = "PathologicalPartitioner of flwr-datasets rejects the data: .*greater than the number of unique classes"
+    with pytest.raises(fl.DataError, match=said):
+        fl.FlowerPartitioner(flower.PathologicalPartitioner(4, "label", 6)).partition(200, torch.arange(5).repeat(40))

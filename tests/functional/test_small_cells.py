@@ -1,7 +1,5 @@
 """Neither a told point of a curve nor the difference of two is about fewer rows than a site allows."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """Exact sums of any number of summands, on grids that are chosen before the round."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from random import Random
@@ -12,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg, FedLoss
-from fl_lightning.functional import ExactSum, Grid, Sums, grid_of
-from fl_lightning.functional.exact_sum import magnitudes
+from fl_lightning.functional.exact_sum import ExactSum, magnitudes
+from fl_lightning.functional.sums import Grid, Sums, grid_of
 from fl_lightning.types import Snapshot
 
 single = st.floats(-2, 2, width=32)
@@ -108,6 +106,8 @@ def test_what_is_not_finite_is_refused_before_it_becomes_an_integer(bad):
         with pytest.raises(ClientError, match="not finite"):
             sums.add("x", vector)
     assert sums.value("x").tolist() == [1.0, 2.0, 3.0]
+    with pytest.raises(ClientError, match="cannot be summed exactly"):
+        sums.add("n", bad)
 
 
 @pytest.mark.parametrize("strategy", [AdaFed("val_loss", power=200.0), FedLoss(examples=10.0)])
@@ -187,21 +187,3 @@ def test_magnitudes_of_tensors_of_any_kind():
     expected = [3.0, 0.0, math.nan, math.inf, float(tensors[4].abs().max()), 1e300]
     assert magnitudes(tensors) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
     assert magnitudes([]) == []
-
-
-def test_numbers_join_the_sums_of_another_rank():
-    """1/3 * 3 and 2**40 on one rank, 0.5 on the other."""
-    mine, theirs = Sums(), Sums()
-    mine.add("n", 1 / 3, 3.0)
-    mine.add("n", 2.0**40)
-    theirs.add("n", 0.5)
-    assert mine.sizes() == {"n": 1}
-    mine.merge(theirs)
-    with pytest.raises(ClientError, match="cannot be summed exactly"):
-        mine.add("n", math.inf)
-    mine.add("n", -0.25)
-    mine.add("also a tensor", 1.0)
-    mine.add("also a tensor", torch.tensor([2.0]))
-    mine.add("also a tensor", 4.0)
-    assert mine.scalar("also a tensor") == 7.0
-    assert mine.scalar("n") == 2.0**40 + 1.25

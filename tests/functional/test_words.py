@@ -1,7 +1,5 @@
 """Sums as words, and sums of whole numbers: modulo 2**64 and 2**128, checked against Python's own integers."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction
@@ -14,8 +12,16 @@ from hypothesis import strategies as st
 from fl_lightning import ClientError, ConfigurationError
 from fl_lightning.functional.exact_moments import moments_of
 from fl_lightning.functional.sums import Grid, Sums
-from fl_lightning.functional.whole_numbers import WholeLayout, whole_to_words, words_to_whole
-from fl_lightning.functional.words import WordLayout, add_wide, add_words, from_words, to_words
+from fl_lightning.functional.words import (
+    WholeLayout,
+    WordLayout,
+    add_wide,
+    add_words,
+    from_words,
+    to_words,
+    whole_to_words,
+    words_to_whole,
+)
 
 GRIDS = {"state": Grid(((3, 1.0), (2, None)), 10.0)}
 LAYOUT = WordLayout({"state": 5, "weight": 1}, GRIDS)

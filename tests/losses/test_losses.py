@@ -1,7 +1,5 @@
 """Losses against closed forms; ``val_loss`` is the plain one, and what clients trained with is ``val_adaptive_loss``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,16 +9,7 @@ from federations import Blobs, Consecutive, Plain, federate, trainer
 from torch import nn
 from torch.nn import functional as F
 
-from fl_lightning import (
-    ClassificationTask,
-    CrossEntropy,
-    F1WeightedCrossEntropy,
-    FederatedDataModule,
-    FederationCallback,
-    ProximalLoss,
-    RegressionTask,
-    RobustLoss,
-)
+import fl_lightning as fl
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.3, -2.0], [1.0, 1.0, 1.0], [-3.0, 4.0, 0.1]])
 LABELS = torch.tensor([0, 2, 1, 1])
@@ -29,7 +18,7 @@ LABELS = torch.tensor([0, 2, 1, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weighted_cross_entropy_is_equation_2(dtype):
     """Worked in numpy from AdaFed's eq. (2): divided by M = 4 samples."""
-    loss = F1WeightedCrossEntropy(3)
+    loss = fl.F1WeightedCrossEntropy(3)
     loss.adapt(torch.tensor([0.9, 0.4, 0.0]))
     kappa = np.array([1 / 1.0, 1 / 0.5, 1 / 0.1])
     z = LOGITS.double().numpy()
@@ -39,8 +28,8 @@ def test_weighted_cross_entropy_is_equation_2(dtype):
 
 
 def test_it_is_not_torchs_weighted_mean_and_a_class_without_examples_weighs_one():
-    loss = F1WeightedCrossEntropy(3)
-    assert loss(LOGITS, LABELS).item() == pytest.approx(CrossEntropy()(LOGITS, LABELS).item())  # before it adapts
+    loss = fl.F1WeightedCrossEntropy(3)
+    assert loss(LOGITS, LABELS).item() == pytest.approx(fl.CrossEntropy()(LOGITS, LABELS).item())  # before it adapts
     loss.adapt(torch.tensor([0.9, 0.4, torch.nan]))
     assert loss.class_weights.tolist() == pytest.approx([1.0, 2.0, 1.0])
     loss.adapt(torch.tensor([0.9, 0.4, 0.0]))
@@ -48,16 +37,16 @@ def test_it_is_not_torchs_weighted_mean_and_a_class_without_examples_weighs_one(
     sum_of_weights = loss.class_weights[LABELS].sum()
     assert loss(LOGITS, LABELS).item() == pytest.approx((torchs * sum_of_weights / 4).item())
     assert abs(loss(LOGITS, LABELS) - torchs) > 0.1
-    other = F1WeightedCrossEntropy(3)
+    other = fl.F1WeightedCrossEntropy(3)
     other.load_state_dict(loss.state_dict())
     assert other.class_weights.tolist() == pytest.approx([1.0, 2.0, 10.0])
 
 
-@pytest.mark.parametrize("inner", [CrossEntropy(), F1WeightedCrossEntropy(3)])
+@pytest.mark.parametrize("inner", [fl.CrossEntropy(), fl.F1WeightedCrossEntropy(3)])
 def test_proximal_loss_adds_half_mu_times_the_squared_distance(inner):
     w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     frozen = torch.nn.Parameter(torch.tensor([5.0]), requires_grad=False)
-    loss = ProximalLoss(inner, mu=0.5)
+    loss = fl.ProximalLoss(inner, mu=0.5)
     loss.anchor([w, frozen])
     assert loss(LOGITS, LABELS).item() == pytest.approx(inner(LOGITS, LABELS).item())
     with torch.no_grad():
@@ -70,7 +59,7 @@ def test_proximal_loss_adds_half_mu_times_the_squared_distance(inner):
         assert loss(LOGITS, LABELS).item() == pytest.approx(inner(LOGITS, LABELS).item())
 
 
-class Seen(FederationCallback):
+class Seen(fl.FederationCallback):
     """The class weights that a round begins with, and what is logged of it."""
 
     def __init__(self) -> None:
@@ -78,7 +67,7 @@ class Seen(FederationCallback):
         self.logged: list[dict[str, float]] = []
 
     def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, cohort: tuple[int, ...]) -> None:
-        part = next(part for part in pl_module.loss.modules() if isinstance(part, F1WeightedCrossEntropy))
+        part = next(part for part in pl_module.loss.modules() if isinstance(part, fl.F1WeightedCrossEntropy))
         self.weights.append(part.class_weights.clone())
 
     def on_round_end(self, trainer: Any, pl_module: Any, round_idx: int) -> None:
@@ -89,10 +78,10 @@ class Seen(FederationCallback):
         self.logged[-1] |= {"plain": float(-log_p.mean()), "weighted": float(-(self.weights[-1][y] * log_p).mean())}
 
 
-@pytest.mark.parametrize("wrap", [lambda loss: loss, lambda loss: ProximalLoss(loss, 0.1)])
+@pytest.mark.parametrize("wrap", [lambda loss: loss, lambda loss: fl.ProximalLoss(loss, 0.1)])
 def test_class_weights_do_not_enter_val_loss(wrap):
     torch.manual_seed(0)
-    task, seen = ClassificationTask(Plain().net, 3, wrap(F1WeightedCrossEntropy(3))), Seen()
+    task, seen = fl.ClassificationTask(Plain().net, 3, wrap(fl.F1WeightedCrossEntropy(3))), Seen()
     federate(task, 3, seen)
     assert not torch.equal(seen.weights[0], seen.weights[2])
     for logged in seen.logged:
@@ -102,10 +91,10 @@ def test_class_weights_do_not_enter_val_loss(wrap):
 
 
 def test_fit_and_validate_agree():
-    task = ClassificationTask(Plain().net, 3, F1WeightedCrossEntropy(3))
+    task = fl.ClassificationTask(Plain().net, 3, fl.F1WeightedCrossEntropy(3))
     run = federate(task, 2)
     fitted = {name: float(value) for name, value in run.callback_metrics.items() if name.startswith("val_")}
-    data = FederatedDataModule(Blobs(), Consecutive())
+    data = fl.FederatedDataModule(Blobs(), Consecutive())
     (validated,) = trainer(1).validate(task, data, verbose=False)
     assert validated == pytest.approx({name: fitted[name] for name in validated}, rel=1e-6)
     assert fitted.keys() - validated.keys() == {"val_adaptive_loss"}
@@ -125,7 +114,7 @@ class Line(Blobs):
 
 
 def test_a_robust_loss_is_measured_by_the_shape_and_scale_that_it_began_with():
-    task = RegressionTask(nn.Linear(4, 1), RobustLoss(2.0, 2.0, adapt_scale=True))
+    task = fl.RegressionTask(nn.Linear(4, 1), fl.RobustLoss(2.0, 2.0, adapt_scale=True))
     run = federate(task, 2, data=Line())
     assert float(task.loss.shape) < 2
     x, y = Line().val
@@ -136,11 +125,11 @@ def test_a_robust_loss_is_measured_by_the_shape_and_scale_that_it_began_with():
 
 def test_examples_count_once_towards_what_a_loss_adapts_to(monkeypatch):
     counted = []
-    monkeypatch.setattr(RobustLoss, "adapt", lambda self, signal: counted.append(int(signal.sum())))
-    federate(RegressionTask(nn.Linear(4, 1), RobustLoss()), 2, data=Line())
+    monkeypatch.setattr(fl.RobustLoss, "adapt", lambda self, signal: counted.append(int(signal.sum())))
+    federate(fl.RegressionTask(nn.Linear(4, 1), fl.RobustLoss()), 2, data=Line())
     assert counted == [len(Line().val[0])] * 2
 
 
 def test_other_losses_have_one_name():
-    run = federate(ClassificationTask(Plain().net, 3, CrossEntropy()), 1)
+    run = federate(fl.ClassificationTask(Plain().net, 3, fl.CrossEntropy()), 1)
     assert "val_adaptive_loss" not in run.callback_metrics

@@ -1,7 +1,5 @@
 """Barron's robust loss against its special cases, 50-digit arithmetic, and scipy's likelihood."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, getcontext
 
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
 from fl_lightning import AdaFed, RobustLoss
-from fl_lightning.functional import log_partition, most_likely, residual_counts, robust_loss
+from fl_lightning.losses.robust import log_partition, most_likely, residual_counts, robust_loss
 
 X = torch.tensor([-300.0, -2.5, -1e-3, 0.0, 1e-6, 0.7, 3.0, 40.0], dtype=torch.float64)
 C = 1.7

@@ -1,7 +1,5 @@
 """Networks against torchvision's, pretrained weights, and features that are computed once."""
 
-from __future__ import annotations
-
 import logging
 
 import lightning as L
@@ -13,23 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from torchvision.models.vgg import cfgs, make_layers
 
-from fl_lightning import (
-    MLP,
-    VGG19,
-    ClassificationTask,
-    ConfigurationError,
-    DirichletPartitioner,
-    FeatureCache,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FrozenBackbone,
-    IIDPartitioner,
-    ImageDataModule,
-    LeNet,
-    LocalTraining,
-    ResNet18,
-)
-from fl_lightning.functional import ModelState
+import fl_lightning as fl
+from fl_lightning.functional.model_state import ModelState
 
 
 def parameters(network: nn.Module) -> int:
@@ -38,29 +21,29 @@ def parameters(network: nn.Module) -> int:
 
 def test_sizes_and_shapes():
     """McMahan's 2NN and He's ResNet-18 as published; LeNet by the layers' own counts."""
-    assert parameters(MLP()) == 199_210
-    assert parameters(ResNet18(num_classes=1000)) == 11_689_512
-    assert parameters(ResNet18()) == 11_689_512 - 1000 * 513 + 10 * 513
-    assert parameters(LeNet()) == 44_426
-    assert parameters(LeNet(batch_norm=True)) == 44_426 + 2 * (6 + 16)
+    assert parameters(fl.MLP()) == 199_210
+    assert parameters(fl.ResNet18(num_classes=1000)) == 11_689_512
+    assert parameters(fl.ResNet18()) == 11_689_512 - 1000 * 513 + 10 * 513
+    assert parameters(fl.LeNet()) == 44_426
+    assert parameters(fl.LeNet(batch_norm=True)) == 44_426 + 2 * (6 + 16)
     for network, images in (
-        (LeNet(batch_norm=True), torch.rand(2, 1, 28, 28)),
-        (ResNet18(10), torch.rand(2, 3, 32, 32)),
-        (ResNet18(7, channels=1, stem="cifar"), torch.rand(2, 1, 28, 28)),
-        (LeNet(3, 32, 5), torch.rand(2, 3, 32, 32)),
-        (MLP(12, (), 4, 0.5), torch.rand(2, 3, 2, 2)),
+        (fl.LeNet(batch_norm=True), torch.rand(2, 1, 28, 28)),
+        (fl.ResNet18(10), torch.rand(2, 3, 32, 32)),
+        (fl.ResNet18(7, channels=1, stem="cifar"), torch.rand(2, 1, 28, 28)),
+        (fl.LeNet(3, 32, 5), torch.rand(2, 3, 32, 32)),
+        (fl.MLP(12, (), 4, 0.5), torch.rand(2, 3, 2, 2)),
     ):
         assert network(images).shape == (2, list(network.parameters())[-1].numel())
 
 
 def test_the_thesis_stem_is_torchvisions():
     torch.manual_seed(0)
-    ours = ResNet18(10)
+    ours = fl.ResNet18(10)
     theirs = torchvision.models.resnet18(num_classes=10)
     theirs.load_state_dict(ours.network.state_dict())
     images = torch.rand(3, 3, 40, 40)
     assert torch.equal(ours.eval()(images), theirs.eval()(images))
-    small = ResNet18(stem="cifar").network
+    small = fl.ResNet18(stem="cifar").network
     assert small.layer1(small.maxpool(small.conv1(torch.rand(1, 3, 32, 32)))).shape == (1, 64, 32, 32)
 
 
@@ -68,31 +51,31 @@ def test_weights_from_a_file(tmp_path):
     theirs = torchvision.models.resnet18()
     path = tmp_path / "resnet.pt"
     torch.save(theirs.state_dict(), path)
-    ours = ResNet18(5, weights=str(path))
+    ours = fl.ResNet18(5, weights=str(path))
     assert torch.equal(ours.network.layer3[0].conv1.weight, theirs.layer3[0].conv1.weight)
     assert ours.network.fc.out_features == 5
     torch.save({"state_dict": theirs.state_dict()}, path)  # as Lightning writes it
-    assert torch.equal(ResNet18(5, weights=str(path)).network.conv1.weight, theirs.conv1.weight)
+    assert torch.equal(fl.ResNet18(5, weights=str(path)).network.conv1.weight, theirs.conv1.weight)
 
 
 def test_weights_by_name(monkeypatch):
     theirs = torchvision.models.resnet18().state_dict()
     monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", lambda self, progress: theirs)
-    assert torch.equal(ResNet18(weights="DEFAULT").network.conv1.weight, theirs["conv1.weight"])
+    assert torch.equal(fl.ResNet18(weights="DEFAULT").network.conv1.weight, theirs["conv1.weight"])
 
     def no_network(self, progress):
         raise OSError("unreachable")
 
     monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", no_network)
     message = r"Cannot load the weights .* \(OSError: unreachable\). Set 'model.network.weights'"
-    with pytest.raises(ConfigurationError, match=message):
-        ResNet18(weights="IMAGENET1K_V1")
+    with pytest.raises(fl.ConfigurationError, match=message):
+        fl.ResNet18(weights="IMAGENET1K_V1")
 
 
 @pytest.mark.slow
 def test_vgg_is_torchvisions_with_another_head():
     torch.manual_seed(0)
-    ours = VGG19(31, weights=None, pooled=2)
+    ours = fl.VGG19(31, weights=None, pooled=2)
     theirs = make_layers(cfgs["E"])
     assert parameters(ours.backbone) == parameters(theirs)
     assert [layer.out_features for layer in ours.head.modules() if isinstance(layer, nn.Linear)] == [1024, 256, 31]
@@ -103,7 +86,7 @@ def test_vgg_is_torchvisions_with_another_head():
     assert torch.equal(ours.eval()(images), ours.head(ours.backbone(images)))
 
 
-class Pictures(ImageDataModule):
+class Pictures(fl.ImageDataModule):
     def load(self):
         generator = torch.Generator().manual_seed(5)
         sets = [torch.randint(0, 256, (n, 3, 12, 12), dtype=torch.uint8, generator=generator) for n in (60, 30)]
@@ -121,23 +104,23 @@ class Counted(nn.Module):
         return self.layers(images)
 
 
-def task() -> ClassificationTask:
+def task() -> fl.ClassificationTask:
     torch.manual_seed(3)
-    network = FrozenBackbone(Counted(), nn.Linear(400, 3))
-    return ClassificationTask(network, 3, optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+    network = fl.FrozenBackbone(Counted(), nn.Linear(400, 3))
+    return fl.ClassificationTask(network, 3, optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
 
 
-def pictures(**more) -> FederatedDataModule:
+def pictures(**more) -> fl.FederatedDataModule:
     settings = {"batch_size": 7, **more.pop("images", {})}
-    return FederatedDataModule(Pictures(**settings), DirichletPartitioner(3, 5.0, min_examples=5), **more)
+    return fl.FederatedDataModule(Pictures(**settings), fl.DirichletPartitioner(3, 5.0, min_examples=5), **more)
 
 
-def train(cache: bool, central: bool = False, **more) -> tuple[dict, dict, int, FederatedDataModule]:
+def train(cache: bool, central: bool = False, **more) -> tuple[dict, dict, int, fl.FederatedDataModule]:
     module = task()
     images = {"mean": [0.3] * 3, "std": [0.2] * 3, **more.pop("images", {})}
     data = pictures(client_test=0.2, images=images, **more)
-    federation = FederatedOrchestrator(local=LocalTraining(max_epochs=2), enabled=not central)
-    run = trainer(3, federation, *([FeatureCache()] if cache else []))
+    federation = fl.FederatedOrchestrator(local=fl.LocalTraining(max_epochs=2), enabled=not central)
+    run = trainer(3, federation, *([fl.FeatureCache()] if cache else []))
     run.fit(module, data)
     return weights(module), dict(run.callback_metrics), module.network.backbone.seen, data
 
@@ -166,19 +149,19 @@ class Other(TensorDataset):
 def test_what_changes_and_other_data_are_not_kept(caplog):
     wrapped = L.LightningDataModule.from_datasets(Other(torch.rand(12, 3, 12, 12), torch.arange(12) % 3), batch_size=4)
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        federate(Plain(), 1, FeatureCache())
+        federate(Plain(), 1, fl.FeatureCache())
         assert "recomputed in every epoch" not in caplog.text
         train(True, images={"augmentation": nn.Identity()})
         assert "not cached, but recomputed in every epoch: 'data.datamodule.augmentation' changes the images" in caplog.text
         train(True, feature_noise=0.1)
         assert "not cached, but recomputed in every epoch: 'data.feature_noise' changes the images" in caplog.text
-        federate(task(), 1, FeatureCache(), data=wrapped, partitioner=IIDPartitioner(2))
+        federate(task(), 1, fl.FeatureCache(), data=wrapped, partitioner=fl.IIDPartitioner(2))
         assert "LightningDataModule is not an ImageDataModule" in caplog.text
 
 
 def test_what_never_changes_is_neither_sent_nor_aggregated():
     module = task()
-    run = trainer(1, FederatedOrchestrator())
+    run = trainer(1, fl.FederatedOrchestrator())
     run.fit(module, pictures())
     head = sum(p.numel() for p in module.network.head.parameters())
     assert float(run.callback_metrics["federation/bytes_up"]) == 3 * 4 * head
@@ -197,7 +180,7 @@ def test_a_backbone_that_is_thawed_is_trained_and_sent(caplog):
     module = task()
     module.network.backbone.layers[0].weight.requires_grad_(True)
     before = module.network.backbone.layers[0].weight.detach().clone()
-    run = trainer(2, FederatedOrchestrator(), FeatureCache())
+    run = trainer(2, fl.FederatedOrchestrator(), fl.FeatureCache())
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         run.fit(module, pictures())
     assert "some of its parameters are trained" in caplog.text
@@ -207,12 +190,12 @@ def test_a_backbone_that_is_thawed_is_trained_and_sent(caplog):
 
 def test_features_that_take_too_much_memory_are_not_kept(caplog):
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        trainer(1, FederatedOrchestrator(), FeatureCache(memory_limit=1e-6)).fit(task(), pictures())
+        trainer(1, fl.FederatedOrchestrator(), fl.FeatureCache(memory_limit=1e-6)).fit(task(), pictures())
     assert "those of 90 images take 0.0 GiB, above 'feature_cache.memory_limit' 1e-06" in caplog.text
 
 
 @pytest.mark.parametrize("precision", [pytest.param("64-true", marks=pytest.mark.slow), "bf16-true"])
 def test_features_in_the_models_precision(precision):
-    run = trainer(1, FederatedOrchestrator(), FeatureCache(), precision=precision)
+    run = trainer(1, fl.FederatedOrchestrator(), fl.FeatureCache(), precision=precision)
     run.fit(task(), pictures())
     assert 0 <= run.callback_metrics["val_accuracy"] <= 1

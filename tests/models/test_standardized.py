@@ -1,7 +1,5 @@
 """Inputs are scaled by the mean and the deviation of all clients' rows, to the bit the same wherever the rows are."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import product
@@ -223,15 +221,6 @@ class Augmented(Blobs):
         return [batch[0] * 100 + noise, batch[1]]
 
 
-def test_inputs_are_measured_as_the_datamodule_prepares_them_without_augmentation():
-    module, data = Scaled(), Augmented()
-    federate(module, 1, data=data)
-    mean, std = expected(data.train[0] * 100)
-    assert torch.allclose(module.net.mean, mean, rtol=1e-6)
-    assert torch.allclose(module.net.std, std, rtol=1e-6)
-    assert data.trainer is None or data.trainer is module.trainer
-
-
 class Counting(Blobs):
     """Measures its inputs itself, each client's in a call of its own."""
 
@@ -239,9 +228,10 @@ class Counting(Blobs):
         return together(moments_of(2 * rows) for rows, _ in batches)
 
 
-def test_a_datamodule_may_measure_its_inputs_itself():
-    module, data = Scaled(), Counting()
+@pytest.mark.parametrize(("kind", "factor"), [(Augmented, 100), (Counting, 2)])
+def test_inputs_are_measured_as_the_datamodule_prepares_them_or_by_itself(kind, factor):
+    module, data = Scaled(), kind()
     federate(module, 1, data=data)
-    mean, std = expected(2 * data.train[0])
+    mean, std = expected(factor * data.train[0])
     assert torch.allclose(module.net.mean, mean, rtol=1e-6)
     assert torch.allclose(module.net.std, std, rtol=1e-6)

@@ -1,7 +1,5 @@
 """Parts that are frozen and thawed: what is trained, averaged and counted follows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that several files look at, or go on from."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """A clipping norm that follows a quantile, with its share of the noise (Andrew et al. 2021)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,7 +12,7 @@ from federations import Plain, federate
 from private_runs import NO_NOISE
 
 from fl_lightning import ClientPrivacy, FedAvg, FederationCallback
-from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
+from fl_lightning.options.client_privacy import AdaptiveNorm, noise_of_changes
 
 GAMMA, RATE = 0.3, 0.2
 

@@ -1,7 +1,5 @@
 """Backdoors: what attackers train on, and how well the aggregated model learns it."""
 
-from __future__ import annotations
-
 import lightning as L
 import numpy as np
 import pytest

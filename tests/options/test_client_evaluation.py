@@ -1,7 +1,5 @@
 """Evaluation at the clients: against models evaluated by hand, on files, in the log."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
@@ -19,42 +17,34 @@ from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from fl_lightning import (
-    CheckpointError,
-    ClientEvaluation,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FederationCallback,
-    LocalTraining,
-    PartialWork,
-    RingFed,
-    WarmStart,
-)
+import fl_lightning as fl
 from fl_lightning.options.client_evaluation.tables import comparison_table, spread_of_clients
 
 SIZES = (10, 24, 16)
 
 
-def run(rounds: int = 3, evaluation: ClientEvaluation | None = None, *more: Any, module: Any = Plain, **settings: Any) -> Any:
+def run(
+    rounds: int = 3, evaluation: fl.ClientEvaluation | None = None, *more: Any, module: Any = Plain, **settings: Any
+) -> Any:
     torch.manual_seed(4)
     module = module()
-    data = FederatedDataModule(
+    data = fl.FederatedDataModule(
         Blobs(n=sum(SIZES), shuffle=False), Consecutive(SIZES), client_test=0.25, **settings.pop("data", {})
     )
-    settings.setdefault("local", LocalTraining(max_epochs=2))
+    settings.setdefault("local", fl.LocalTraining(max_epochs=2))
     flags, path = settings.pop("flags", {}), settings.pop("ckpt_path", None)
-    federation = FederatedOrchestrator(client_evaluation=evaluation or ClientEvaluation(1, "val_acc"), **settings)
+    federation = fl.FederatedOrchestrator(client_evaluation=evaluation or fl.ClientEvaluation(1, "val_acc"), **settings)
     fitted = trainer(rounds, federation, *more, **flags)
     fitted.fit(module, data, ckpt_path=path)
     return module, data, fitted, client_scores(federation)
 
 
-def accuracies(module: Plain, data: FederatedDataModule) -> list[float]:
+def accuracies(module: Plain, data: fl.FederatedDataModule) -> list[float]:
     x, y = data.datamodule.train
     return [float(multiclass_accuracy(module(x[own]), y[own], CLASSES, average="micro")) for own in data.splits.test]
 
 
-class Watch(FederationCallback):
+class Watch(fl.FederationCallback):
     """The global model after each round, on each client's test part, by hand; and the steps of who took part."""
 
     def __init__(self) -> None:
@@ -71,7 +61,7 @@ class Watch(FederationCallback):
 def test_every_client_every_round_whoever_took_part():
     """Also by a metric of one's own; the mean by size is the accuracy on the union."""
     watch, ours = Watch(), MulticlassAccuracy(CLASSES, average="micro")
-    _, data, fitted, scores = run(3, ClientEvaluation(1, ours), watch, clients_per_round=2, data={"server_set": "clients"})
+    _, data, fitted, scores = run(3, fl.ClientEvaluation(1, ours), watch, clients_per_round=2, data={"server_set": "clients"})
     assert sorted(scores) == [0, 1, 2]
     for round_idx, values in scores.items():
         assert values.tolist() == pytest.approx(watch.seen[round_idx])
@@ -91,9 +81,9 @@ def log_rank(self: Any, batch: Any, batch_idx: int) -> None:
 
 
 def test_a_client_without_a_value_is_left_out_and_named():
-    evaluation = ClientEvaluation(1, "rank", mode="max", compare_alone=True)
+    evaluation = fl.ClientEvaluation(1, "rank", mode="max", compare_alone=True)
     with pytest.warns(UserWarning, match=r"'rank' has no value \(NaN\) on the test examples of client 1. Means") as told:
-        _, data, fitted, _ = run(2, evaluation, module=variant(validation_step=log_rank), local=LocalTraining())
+        _, data, fitted, _ = run(2, evaluation, module=variant(validation_step=log_rank), local=fl.LocalTraining())
     assert sum("has no value" in str(one.message) for one in told) == 1
     labels = [data.datamodule.train[1][data.splits.test[k]].double().mean() for k in (0, 2)]
     assert float(fitted.callback_metrics["federation/client_mean"]) == pytest.approx(float(2 * labels[0] + 4 * labels[1]) / 6)
@@ -104,13 +94,13 @@ def test_a_client_without_a_value_is_left_out_and_named():
 
 
 def test_evaluation_changes_nothing():
-    one, *_ = run(5, ClientEvaluation(0))
-    other, _, _, scores = run(5, ClientEvaluation(2, "val_acc", personal_epochs=1, compare_alone=True))
+    one, *_ = run(5, fl.ClientEvaluation(0))
+    other, _, _, scores = run(5, fl.ClientEvaluation(2, "val_acc", personal_epochs=1, compare_alone=True))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert sorted(scores) == [1, 3, 4]  # every second round and the last
 
 
-def by_hand(module: Plain, data: FederatedDataModule, client: int, epochs: int, lr: float = 0.1) -> Plain:
+def by_hand(module: Plain, data: fl.FederatedDataModule, client: int, epochs: int, lr: float = 0.1) -> Plain:
     """Plain SGD in the order of the examples, batches of 5."""
     x, y = (tensor[data.indices[client]] for tensor in data.datamodule.train)
     own = Plain()
@@ -135,7 +125,7 @@ def first_model() -> Plain:
 
 def test_the_table_of_the_thesis_by_hand(capsys):
     """Local only: the first model, as many epochs; personalised: one epoch more from the last global one."""
-    module, data, _, _ = run(3, ClientEvaluation(0, "val_acc", personal_epochs=1, compare_alone=True))
+    module, data, _, _ = run(3, fl.ClientEvaluation(0, "val_acc", personal_epochs=1, compare_alone=True))
     rows = rows_of("client_comparison.csv")
     assert list(rows[0]) == ["client", "test examples", "local only", "global", "personalised", "gain"]
     alone = [accuracies(by_hand(first_model(), data, k, 6), data)[k] for k in range(3)]
@@ -157,17 +147,17 @@ def test_the_table_of_the_thesis_by_hand(capsys):
 @pytest.mark.parametrize(
     ("settings", "decay"),
     [
-        ({"clients_per_round": 2, "local": LocalTraining(max_epochs=1, lr_decay=0.5, proximal_mu=0.3)}, 0.5),
-        ({"route": RingFed(2, 0.8)}, 1.0),
-        ({"route": WarmStart(1, RingFed(2, 0.8))}, 1.0),
-        ({"local": LocalTraining(max_epochs=4, partial_work=PartialWork(0.5))}, 1.0),
+        ({"clients_per_round": 2, "local": fl.LocalTraining(max_epochs=1, lr_decay=0.5, proximal_mu=0.3)}, 0.5),
+        ({"route": fl.RingFed(2, 0.8)}, 1.0),
+        ({"route": fl.WarmStart(1, fl.RingFed(2, 0.8))}, 1.0),
+        ({"local": fl.LocalTraining(max_epochs=4, partial_work=fl.PartialWork(0.5))}, 1.0),
     ],
     ids=["cohorts of two", "periods", "another route later", "fewer epochs"],
 )
 def test_alone_takes_the_steps_that_it_took_in_the_federation(settings, decay):
     """Who took part in fewer rounds trains less by itself, too; decay by the round, no proximal term."""
     watch = Watch()
-    _, data, _, _ = run(4, ClientEvaluation(0, "val_acc", compare_alone=True), watch, **settings)
+    _, data, _, _ = run(4, fl.ClientEvaluation(0, "val_acc", compare_alone=True), watch, **settings)
     rows = rows_of("client_comparison.csv")
     for client in range(3):
         own = first_model()
@@ -181,10 +171,10 @@ def test_alone_takes_the_steps_that_it_took_in_the_federation(settings, decay):
 
 
 def test_what_lower_is_better_means():
-    assert not ClientEvaluation(metric="val_loss").higher_is_better
-    assert ClientEvaluation(metric="val_loss", mode="max").higher_is_better
-    assert ClientEvaluation(metric=MulticlassAccuracy(3)).higher_is_better
-    assert not ClientEvaluation(metric=MeanSquaredError()).higher_is_better
+    assert not fl.ClientEvaluation(metric="val_loss").higher_is_better
+    assert fl.ClientEvaluation(metric="val_loss", mode="max").higher_is_better
+    assert fl.ClientEvaluation(metric=MulticlassAccuracy(3)).higher_is_better
+    assert not fl.ClientEvaluation(metric=MeanSquaredError()).higher_is_better
     losses = {"local only": torch.tensor([2.0]), "global": torch.tensor([0.5])}
     _, rows = comparison_table(["a"], torch.tensor([3]), losses, higher_is_better=False)
     assert rows[0] == ["a", 3, 2.0, 0.5, 1.5]
@@ -201,7 +191,7 @@ def test_spread_against_numpy(values, sizes, higher):
 
 def test_a_run_that_is_over_makes_its_tables_again(tmp_path):
     """A kill during the last comparison must not lose it."""
-    evaluation = ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True)
+    evaluation = fl.ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True)
     run(2, evaluation, every_round(tmp_path), flags={"enable_checkpointing": True})
     tables = {name: Path(f"client_{name}.csv").read_text() for name in ("evaluation", "comparison")}
     for name in tables:
@@ -211,12 +201,12 @@ def test_a_run_that_is_over_makes_its_tables_again(tmp_path):
 
 
 def test_a_comparison_needs_the_first_model(tmp_path):
-    run(1, ClientEvaluation(), every_round(tmp_path), flags={"enable_checkpointing": True})
+    run(1, fl.ClientEvaluation(), every_round(tmp_path), flags={"enable_checkpointing": True})
     for rounds in (1, 2):
-        with pytest.raises(CheckpointError, match=r"needs the initial model of the federation, .* Set it to false"):
-            run(rounds, ClientEvaluation(0, "val_acc", compare_alone=True), ckpt_path=str(tmp_path / "last.ckpt"))
+        with pytest.raises(fl.CheckpointError, match=r"needs the initial model of the federation, .* Set it to false"):
+            run(rounds, fl.ClientEvaluation(0, "val_acc", compare_alone=True), ckpt_path=str(tmp_path / "last.ckpt"))
 
 
 def test_a_debugging_run_leaves_nothing():
-    run(3, ClientEvaluation(1, "val_acc", personal_epochs=3, compare_alone=True), flags={"fast_dev_run": True})
+    run(3, fl.ClientEvaluation(1, "val_acc", personal_epochs=3, compare_alone=True), flags={"fast_dev_run": True})
     assert not list(Path().glob("*.csv"))

@@ -1,7 +1,5 @@
 """Runs that are extended beyond the rounds that their noise was solved for: larger noise, and never above the target."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path
@@ -9,15 +7,14 @@ from pathlib import Path
 import dp_accounting
 import pytest
 import torch
-from accountants import gaussian_epsilon
+from accountants import gaussian_epsilon, unlike
 from by_hand import B
 from dp_accounting.pld import PLDAccountant
 from federations import SIZES
-from opacus.accountants import PRVAccountant
 from private_runs import DELTA, clients, examples, fit, last, lines, stop_after
 
 from fl_lightning import CheckpointError, ConfigurationError, ExamplePrivacy, FedCyclic
-from fl_lightning.functional import epsilon_of_clients
+from fl_lightning.functional.privacy import epsilon_of_clients
 from fl_lightning.functional.releases import Release, epsilon_of_releases
 from fl_lightning.options.privacy_account import budget
 
@@ -35,21 +32,13 @@ def exact(paid):
     return gaussian_epsilon(1 / math.sqrt(sum(1 / z**2 for z in paid)) / 2, DELTA)
 
 
-def composed(history, delta, delta_error):
-    """Return the least and largest epsilon of unlike Gaussian sums over Poisson samples, by another accountant."""
-    accountant = PRVAccountant()
-    accountant.history = history
-    low, _, high = accountant._get_dprv(eps_error=0.01, delta_error=delta_error).compute_epsilon(delta, delta_error, 0.01)
-    return low, high
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "parts", [[(4.0, 0.5, 10), (9.0, 0.5, 20)], [(2.0, 0.1, 30), (3.0, 0.3, 5)], [(8.0, 1.0, 3), (3.0, 0.05, 50)]]
 )
 def test_unlike_cohorts_cost_no_less_than_what_is_attained(parts):
     """Two federations that differ by 2 C attain a composition of Gaussians on Poisson samples."""
-    low, high = composed([(noise / 2, share, rounds) for noise, share, rounds in parts], 1e-5, 1e-8)
+    low, high = unlike([(noise / 2, share, rounds) for noise, share, rounds in parts], 1e-5)
     found = epsilon_of_releases([Release("clients", *part) for part in parts], 1e-5)
     assert low <= found <= 1.12 * high
 

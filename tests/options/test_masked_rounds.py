@@ -1,7 +1,5 @@
 """The protocol of a round under masks: who leaves, and what a cheating server or client attempts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,66 +1,25 @@
 """Personal parts: what each client keeps for itself is neither sent nor averaged, and never evaluated without the client."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from against_hand import assert_close
+from against_hand import assert_close, average_shared, complete, fit
 from by_hand import LR, World
 from engine_runs import Collect
 from federations import SIZES, Blobs, Consecutive, Plain, client_scores, trainer, weights
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
-from fl_lightning import (
-    BestCheckpoint,
-    CheckpointError,
-    ClientEvaluation,
-    ClientPrivacy,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FedLoss,
-    FedNova,
-    LastCheckpoint,
-    LocalOnly,
-    LocalTraining,
-    Mediators,
-    PersonalPart,
-    Scaffold,
-    Storage,
-    TopK,
-)
+import fl_lightning as fl
 from fl_lightning.cli.commands.export import main as export_main
 from fl_lightning.options.personal import personal_names
 
-NORM, HEAD, ALL = PersonalPart(modules="torch.nn.BatchNorm1d"), PersonalPart(names="net.3.*"), PersonalPart(names="*")
-
-
-def fit(rounds: int = 3, *callbacks: Any, data: dict[str, Any] | None = None, module: Any = None, **settings: Any) -> Any:
-    """Module, federation and Trainer; float64 and examples in order."""
-    flags = settings.pop("flags", {})
-    if module is None:
-        torch.manual_seed(3)
-        module = Plain(lr=LR, batchnorm=True).double()
-    settings.setdefault("local", LocalTraining(max_epochs=2))
-    federation = FederatedOrchestrator(**settings)
-    run = trainer(rounds, federation, *callbacks, precision="64-true", **flags)
-    source = Blobs(shuffle=False, dtype=torch.float64)
-    ckpt_path = settings.pop("ckpt_path", None)
-    run.fit(module, FederatedDataModule(source, Consecutive(), **(data or {})), ckpt_path=ckpt_path)
-    return module, federation, run
-
-
-def complete(module: Plain, federation: FederatedOrchestrator, client: int) -> dict[str, torch.Tensor]:
-    """A client's whole network."""
-    own = federation._run.memory.held(client)
-    return weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
+NORM, HEAD, ALL = fl.PersonalPart(modules="torch.nn.BatchNorm1d"), fl.PersonalPart(names="net.3.*"), fl.PersonalPart(names="*")
 
 
 def by_hand(names: list[str], rounds: int = 3) -> list[nn.Module]:
@@ -71,20 +30,13 @@ def by_hand(names: list[str], rounds: int = 3) -> list[nn.Module]:
     clients = [copy.deepcopy(start) for _ in SIZES]
     for _ in range(rounds):
         clients = [world.train(net, k)[0] for k, net in enumerate(clients)]
-        states = [net.state_dict() for net in clients]
-        for name in states[0].keys() - set(names):
-            if states[0][name].is_floating_point():
-                shared = sum(n * state[name] for n, state in zip(SIZES, states, strict=True)) / sum(SIZES)
-            else:
-                shared = torch.stack([state[name] for state in states]).max()
-            for state in states:
-                state[name].copy_(shared)
+        average_shared(clients, names.__contains__)
     return clients
 
 
 @pytest.mark.parametrize(("part", "engine"), [(NORM, "trainer"), (HEAD, "stacked")])
 def test_the_rest_is_averaged_and_each_client_keeps_its_own(part, engine):
-    module, federation, _ = fit(personal=[part], local=LocalTraining(max_epochs=2, engine=engine))
+    module, federation, _ = fit(personal=[part], local=fl.LocalTraining(max_epochs=2, engine=engine))
     names = [name.removeprefix("net.") for name in personal_names(Plain(batchnorm=True), [part])]
     assert len(names) == (5 if part is NORM else 2)
     for client, net in enumerate(by_hand(names)):
@@ -93,7 +45,7 @@ def test_the_rest_is_averaged_and_each_client_keeps_its_own(part, engine):
 
 def test_everything_personal_is_training_alone():
     module, federation, _ = fit(personal=[ALL])
-    _, alone, _ = fit(route=LocalOnly("val_acc"))
+    _, alone, _ = fit(route=fl.LocalOnly("val_acc"))
     for client in range(len(SIZES)):
         own, other = complete(module, federation, client), alone._run.memory.last_model(client)
         floats = [t.reshape(-1) for name, t in own.items() if t.is_floating_point() and "running" not in name]
@@ -110,9 +62,9 @@ def test_a_client_that_has_not_trained_has_the_part_of_the_start_or_the_mean_of_
     data = {"client_test": 0.3}
     personal = [replace(part, start=start) for part, start in zip((HEAD, NORM), starts, strict=True)]
     averaged = {name for part in personal if part.start == "mean" for name in part.select(first)}
-    chosen = {"personal": personal, "clients_per_round": 2, "client_evaluation": ClientEvaluation(1, "val_loss")}
+    chosen = {"personal": personal, "clients_per_round": 2, "client_evaluation": fl.ClientEvaluation(1, "val_loss")}
     module, federation, _ = fit(1, data=data, **chosen)
-    memory, probe = federation._run.memory, FederatedDataModule(Blobs(), Consecutive(), **data)
+    memory, probe = federation._run.memory, fl.FederatedDataModule(Blobs(), Consecutive(), **data)
     probe.setup("fit")
     parts = {k: memory.held(k) for k in range(3) if memory.held(k)}
     sizes = {k: len(probe.splits.training[k]) for k in parts}
@@ -140,13 +92,13 @@ def test_fine_tuning_starts_from_the_clients_own_part_and_alone_from_the_start()
         2,
         personal=[ALL],
         data={"client_test": 0.3},
-        client_evaluation=ClientEvaluation(1, "val_loss", personal_epochs=2, compare_alone=True),
+        client_evaluation=fl.ClientEvaluation(1, "val_loss", personal_epochs=2, compare_alone=True),
         flags={"default_root_dir": "out"},
     )
     header, *rows = [line.split(",") for line in Path("out/client_comparison.csv").read_text().splitlines()]
     assert header[2:] == ["local only", "own", "personalised", "gain"]
     _, longer, _ = fit(
-        3, personal=[ALL], data={"client_test": 0.3}, client_evaluation=ClientEvaluation(1, "val_loss")
+        3, personal=[ALL], data={"client_test": 0.3}, client_evaluation=fl.ClientEvaluation(1, "val_loss")
     )  # the third round is two epochs more; no shuffling
     for client, row in enumerate(rows[:3]):
         assert float(row[2]) == float(row[3]) == float(client_scores(federation)[1][client])
@@ -155,7 +107,7 @@ def test_fine_tuning_starts_from_the_clients_own_part_and_alone_from_the_start()
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"strategy": FedNova()}, {"strategy": Scaffold()}, {"transforms": [TopK(0.5)]}, {"route": Mediators(2)}],
+    [{}, {"strategy": fl.FedNova()}, {"strategy": fl.Scaffold()}, {"transforms": [fl.TopK(0.5)]}, {"route": fl.Mediators(2)}],
     ids=["plain", "fednova", "scaffold", "compressed", "chains"],
 )
 def test_nothing_personal_is_in_a_message(settings):
@@ -173,7 +125,7 @@ def test_nothing_personal_is_in_a_message(settings):
 
 def test_client_privacy_allows_personal_batch_norm_and_says_that_it_has_none(caplog):
     with caplog.at_level(logging.INFO):
-        fit(1, personal=[NORM], transforms=[ClientPrivacy(0.5, 0.3, "local", noise_seed=7)])
+        fit(1, personal=[NORM], transforms=[fl.ClientPrivacy(0.5, 0.3, "local", noise_seed=7)])
     assert "The parts that they hold have none: whoever gets a client's complete model" in caplog.text
     shared, saved = 8 * (32 + 8 + 24 + 3), 8 * 4 * 8 + 8
     share = 100 * saved / (shared + saved)
@@ -197,23 +149,24 @@ def test_what_matches():
             self.register_buffer("given", torch.zeros(1))
             self.register_buffer("queue", torch.zeros(1))
 
-    def names(*parts: PersonalPart) -> tuple[str, ...]:
-        return personal_names(Tied(), parts)
+    def names(**chosen: object) -> tuple[str, ...]:
+        return personal_names(Tied(), [fl.PersonalPart(**chosen)])
 
     norm = tuple(f"head.1.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"))
-    assert names(PersonalPart(modules="torch.nn.BatchNorm1d")) == norm
-    assert names(PersonalPart(modules=nn.BatchNorm1d)) == norm
-    assert names(PersonalPart(names="head")) == names(PersonalPart(names="head.*")) == ("head.0.weight", "head.0.bias", *norm)
-    assert names(PersonalPart(names="bias"), PersonalPart(names="1.weight")) == ("head.0.bias", "head.1.weight", "head.1.bias")
-    assert names(PersonalPart(names="decoder.weight")) == ("encoder.weight", "decoder.weight")
-    assert names(PersonalPart(names="*")) == ("encoder.weight", "decoder.weight", "head.0.weight", "head.0.bias", *norm)
+    assert names(modules="torch.nn.BatchNorm1d") == norm
+    assert names(modules=nn.BatchNorm1d) == norm
+    assert names(names="head") == names(names="head.*") == ("head.0.weight", "head.0.bias", *norm)
+    both = [fl.PersonalPart(names="bias"), fl.PersonalPart(names="1.weight")]
+    assert personal_names(Tied(), both) == ("head.0.bias", "head.1.weight", "head.1.bias")
+    assert names(names="decoder.weight") == ("encoder.weight", "decoder.weight")
+    assert names(names="*") == ("encoder.weight", "decoder.weight", "head.0.weight", "head.0.bias", *norm)
 
 
-EVALUATED = {"data": {"client_test": 0.3}, "client_evaluation": ClientEvaluation(1, "val_acc")}
+EVALUATED = {"data": {"client_test": 0.3}, "client_evaluation": fl.ClientEvaluation(1, "val_acc")}
 
 
 def test_monitors_see_the_clients_mean_weighted_by_examples(tmp_path):
-    best = BestCheckpoint("val_acc", dirpath=str(tmp_path))
+    best = fl.BestCheckpoint("val_acc", dirpath=str(tmp_path))
     stop = EarlyStopping("val_acc", patience=1, mode="max")
     flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
     _, federation, run = fit(9, best, stop, personal=[HEAD], flags=flags, **EVALUATED)
@@ -227,8 +180,8 @@ def test_monitors_see_the_clients_mean_weighted_by_examples(tmp_path):
 
 def test_an_export_is_a_clients_complete_model(tmp_path, capsys):
     flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-    limit = {"storage": Storage(memory=0.0)}  # by way of files with digests
-    module, federation, _ = fit(2, LastCheckpoint(), personal=[NORM, HEAD], clients_per_round=2, flags=flags, **limit)
+    limit = {"storage": fl.Storage(memory=0.0)}  # by way of files with digests
+    module, federation, _ = fit(2, fl.LastCheckpoint(), personal=[NORM, HEAD], clients_per_round=2, flags=flags, **limit)
     assert (tmp_path / "client_state").is_dir()
     saved = str(tmp_path / "checkpoints" / "last.ckpt")
     for client in range(3):
@@ -241,13 +194,13 @@ def test_an_export_is_a_clients_complete_model(tmp_path, capsys):
         expected = {f"net.{name}": tensor for name, tensor in complete(module, federation, client).items()}
         state = {name: tensor for name, tensor in found.state_dict().items() if name in expected}
         assert all(torch.equal(state[name], tensor.to(state[name])) for name, tensor in expected.items())
-        tested = trainer(1, FederatedOrchestrator(personal=[NORM, HEAD]))
+        tested = trainer(1, fl.FederatedOrchestrator(personal=[NORM, HEAD]))
         tested.test(found, Blobs(), ckpt_path=str(target), verbose=False)
-    tested = trainer(1, FederatedOrchestrator(personal=[NORM, HEAD]))
-    with pytest.raises(CheckpointError, match=r"holds only the shared part .* 'fl-lightning export --client NAME'"):
+    tested = trainer(1, fl.FederatedOrchestrator(personal=[NORM, HEAD]))
+    with pytest.raises(fl.CheckpointError, match=r"holds only the shared part .* 'fl-lightning export --client NAME'"):
         tested.test(Plain(batchnorm=True), Blobs(), ckpt_path=saved, verbose=False)
     with pytest.warns(UserWarning, match="the parts that the clients hold are those with which new clients begin"):
-        trainer(1, FederatedOrchestrator(personal=[NORM])).test(Plain(batchnorm=True), Blobs(), verbose=False)
+        trainer(1, fl.FederatedOrchestrator(personal=[NORM])).test(Plain(batchnorm=True), Blobs(), verbose=False)
     for arguments, message in (
         (["--client", "7", "--ckpt_path", saved], "There is no client '7'. The federation has 0, 1, 2."),
         (["--client", "1", "--ckpt_path", str(tmp_path / "1.ckpt")], "was not written by a federation, so it has no clients"),
@@ -261,11 +214,14 @@ def test_an_export_is_a_clients_complete_model(tmp_path, capsys):
 
 def test_fedloss_weighs_by_the_losses_of_complete_models():
     """By hand: each client's model with its own last layer, on its own validation part."""
-    sent, data = Collect(), FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_validation=0.3)
+    sent, data = (
+        Collect(),
+        fl.FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_validation=0.3),
+    )
     torch.manual_seed(3)
     module = Plain(lr=LR, batchnorm=True).double()
     start, world = copy.deepcopy(module.net), World(torch.float64)
-    federation = FederatedOrchestrator(FedLoss(), local=LocalTraining(max_epochs=2), personal=[HEAD])
+    federation = fl.FederatedOrchestrator(fl.FedLoss(), local=fl.LocalTraining(max_epochs=2), personal=[HEAD])
     trainer(1, federation, sent, precision="64-true").fit(module, data)
     for update in sent.updates:
         training, held = (part[update.client] for part in (data.splits.training, data.splits.validation))

@@ -1,7 +1,5 @@
 """Differential privacy of clients: noise and clipping by hand, epsilon by another accountant, noise nobody can subtract."""
 
-from __future__ import annotations
-
 import base64
 import math
 import secrets
@@ -14,27 +12,17 @@ import shake
 import torch
 import wandb
 from accountants import attained, gaussian_epsilon, renyi
-from against_hand import Updates, assert_follows, clients_of
-from by_hand import averaged, build, flat
+from against_hand import Updates, assert_follows, sending
+from by_hand import flat
 from federations import SIZES, Blobs, Cohorts, Consecutive, Plain, federate, same_bits, weights
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from private_runs import LEDGER, NO_NOISE, fit, last, logged, private
 from run_private import MODES
 from scipy import stats
 
-from fl_lightning import (
-    CheckpointError,
-    ClientPrivacy,
-    ConfigurationError,
-    ExamplePrivacy,
-    Faults,
-    FedAvg,
-    FedAvgM,
-    LocalTraining,
-    TopK,
-)
-from fl_lightning.functional import derive_seed, epsilon_of_clients
+import fl_lightning as fl
 from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.functional.privacy import epsilon_of_clients
 from fl_lightning.transforms import Message, Sender
 
 
@@ -49,7 +37,7 @@ def sender(seed=0, kept=None):
 def test_noise_at_the_client_is_gaussian():
     change = torch.zeros(200_000, dtype=torch.float64)
     change[0] = 50.0
-    local = ClientPrivacy(2.0, 1.5, "local")
+    local = fl.ClientPrivacy(2.0, 1.5, "local")
     sent = local.apply(Message(change, 8, torch.tensor([0]), 4), sender(3))
     noise = sent.change.clone()
     noise[0] -= 2.0  # what is left of 50
@@ -59,7 +47,7 @@ def test_noise_at_the_client_is_gaussian():
 
 
 def test_noise_at_the_server_is_that_of_the_sum():
-    central = ClientPrivacy(2.0, 1.5)
+    central = fl.ClientPrivacy(2.0, 1.5)
     change = torch.zeros(200_000, dtype=torch.float64)
     noise = central.receive(change, 6, 6, torch.Generator(), secret(1)).numpy()
     assert stats.kstest(noise / (2.0 * 1.5 / 6), "norm").pvalue > 1e-3
@@ -68,20 +56,14 @@ def test_noise_at_the_server_is_that_of_the_sum():
 
 @pytest.mark.parametrize("noise", ["central", "local"])
 def test_without_noise_it_is_the_clipped_average(noise):
-    def step(net, world, t):
-        w, clients = flat(net)[0], clients_of(net, world)
-        for k, client in enumerate(clients):
-            change = flat(client)[0] - w
-            clients[k] = build(client, w + change * min(1, 0.4 / np.linalg.norm(change)), *flat(client)[1:])
-        return averaged(net, clients, np.ones(3))
-
-    settings = {"strategy": FedAvg("uniform"), "batchnorm": False, "tolerance": 1e-7}
-    assert_follows(torch.float64, step, transforms=[ClientPrivacy(0.4, NO_NOISE, noise)], **settings)
+    clipped = sending(lambda k, changes: changes[k] * min(1, 0.4 / np.linalg.norm(changes[k])), np.ones(3))
+    settings = {"strategy": fl.FedAvg("uniform"), "batchnorm": False, "tolerance": 1e-7}
+    assert_follows(torch.float64, clipped, transforms=[fl.ClientPrivacy(0.4, NO_NOISE, noise)], **settings)
 
 
 def test_epsilon_of_a_federation_counts_cohorts_and_rounds():
-    strategy = FedAvg("uniform")
-    transforms = [TopK(0.5), ClientPrivacy(0.5, 8.0, delta=1e-3)]
+    strategy = fl.FedAvg("uniform")
+    transforms = [fl.TopK(0.5), fl.ClientPrivacy(0.5, 8.0, delta=1e-3)]
     run = federate(Plain(), 3, strategy=strategy, transforms=transforms, clients_per_round=1)
     spent = logged(run)["federation/epsilon_of_clients"]
     assert attained(8.0, 1, 3, 3, 1e-3)[0] <= spent <= renyi(8.0, 1, 3, 3, 1e-3)
@@ -91,7 +73,7 @@ def test_epsilon_of_a_federation_counts_cohorts_and_rounds():
 
 def test_epsilon_of_local_noise_is_that_of_the_client_that_sent_most():
     updates = Updates()
-    privacy = ClientPrivacy(0.5, 4.0, "local", 1e-3, noise_seed=1)
+    privacy = fl.ClientPrivacy(0.5, 4.0, "local", 1e-3, noise_seed=1)
     run = federate(Plain(), 4, updates, transforms=[privacy], clients_per_round=1)
     sent = [sum(any(u.client == k for u in r) for r in updates.rounds) for k in range(3)]
     assert 1 < max(sent) < 4
@@ -103,24 +85,9 @@ def test_frozen_parameters_are_not_sent_and_get_no_noise():
     frozen = Plain()
     frozen.net[0].requires_grad_(False)
     before = weights(frozen)
-    federate(frozen, 1, transforms=[ClientPrivacy(1.0, 1.0)], strategy=FedAvg("uniform"))
+    federate(frozen, 1, transforms=[fl.ClientPrivacy(1.0, 1.0)], strategy=fl.FedAvg("uniform"))
     assert torch.equal(frozen.net[0].weight, before["net.0.weight"])
     assert not torch.equal(frozen.net[2].weight, before["net.2.weight"])
-
-
-def test_momentum_at_the_server_costs_nothing():
-    """In the first round it is FedAvg, with the same noise; after two the epsilon is the same and the model another."""
-    finals, spent = {}, {}
-    for rounds in (1, 2):
-        for strategy in (FedAvg("uniform"), FedAvgM(0.9, weighting="uniform")):
-            torch.manual_seed(0)
-            module = Plain()
-            run = federate(module, rounds, transforms=[ClientPrivacy(1.0, 1.0, noise_seed=1)], strategy=strategy)
-            finals[rounds, type(strategy)] = weights(module)
-            spent[rounds, type(strategy)] = logged(run)["federation/epsilon_of_clients"]
-    assert same_bits(finals[1, FedAvg], finals[1, FedAvgM])
-    assert not same_bits(finals[2, FedAvg], finals[2, FedAvgM])
-    assert spent[2, FedAvg] == spent[2, FedAvgM] > spent[1, FedAvg]
 
 
 def test_a_client_that_failed_changed_nothing():
@@ -134,9 +101,9 @@ def test_a_client_that_failed_changed_nothing():
         else:  # without the first client's examples
             data.train = tuple(tensor[SIZES[0] :] for tensor in data.train)
         start = flat(module.net)[0]
-        privacy = {"strategy": FedAvg("uniform"), "transforms": [ClientPrivacy(5.0, NO_NOISE)]}
-        local = LocalTraining(full_batch=True)
-        federate(module, 1, data=data, partitioner=Consecutive(sizes), faults=Faults("skip"), local=local, **privacy)
+        privacy = {"strategy": fl.FedAvg("uniform"), "transforms": [fl.ClientPrivacy(5.0, NO_NOISE)]}
+        local = fl.LocalTraining(full_batch=True)
+        federate(module, 1, data=data, partitioner=Consecutive(sizes), faults=fl.Faults("skip"), local=local, **privacy)
         finals[name] = flat(module.net)[0] - start
     np.testing.assert_allclose(finals["failed"], finals["two"] * 2 / 3, rtol=1e-4, atol=1e-7)
 
@@ -144,50 +111,36 @@ def test_a_client_that_failed_changed_nothing():
 def test_a_change_that_is_not_finite_is_not_told():
     for value in (math.nan, math.inf):
         change = torch.tensor([1.0, value, 2.0], dtype=torch.float64)
-        sent = ClientPrivacy(1.0, NO_NOISE, "local").apply(Message(change, 32), sender())
+        sent = fl.ClientPrivacy(1.0, NO_NOISE, "local").apply(Message(change, 32), sender())
         torch.testing.assert_close(sent.change, torch.zeros(3, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        ({"transforms": [ClientPrivacy(1.0, 0.1)]}, {"transforms": [ClientPrivacy(1.0, 10.0)]}),
-        ({"transforms": [ClientPrivacy(1.0, 8.0, noise_seed=7)]}, {"transforms": [ClientPrivacy(1.0, 8.0)]}),
-        ({}, {"transforms": [ClientPrivacy(1.0, 10.0)]}),
+        ({"transforms": [fl.ClientPrivacy(1.0, 0.1)]}, {"transforms": [fl.ClientPrivacy(1.0, 10.0)]}),
+        ({"transforms": [fl.ClientPrivacy(1.0, 8.0, noise_seed=7)]}, {"transforms": [fl.ClientPrivacy(1.0, 8.0)]}),
+        ({}, {"transforms": [fl.ClientPrivacy(1.0, 10.0)]}),
         (
-            {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 0.3))},
-            {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 9.0))},
+            {"local": fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 0.3))},
+            {"local": fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 9.0))},
         ),
-        ({"local": LocalTraining(privacy=ExamplePrivacy(1.0, 0.3))}, {}),
+        ({"local": fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 0.3))}, {}),
     ],
 )
 def test_a_resumed_run_keeps_its_promise(first, then, tmp_path):
-    strategy = {"strategy": FedAvg("uniform")}
+    strategy = {"strategy": fl.FedAvg("uniform")}
     fit(tmp_path, 1, **strategy, **first)
-    with pytest.raises(CheckpointError, match=r"The checkpoint was written with .*No single epsilon covers both"):
+    with pytest.raises(fl.CheckpointError, match=r"The checkpoint was written with .*No single epsilon covers both"):
         federate(Plain(), 2, ckpt_path=last(tmp_path), **strategy, **then)
 
 
 @pytest.mark.parametrize("package", ["opacus", "dp_accounting"])
 def test_a_missing_package_is_named(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    make = {"opacus": lambda: ExamplePrivacy(1.0, 1.0), "dp_accounting": lambda: ClientPrivacy(1.0, 1.0)}[package]
-    with pytest.raises(ConfigurationError, match=r"pip install 'fl_lightning\[privacy\]'"):
+    make = {"opacus": lambda: fl.ExamplePrivacy(1.0, 1.0), "dp_accounting": lambda: fl.ClientPrivacy(1.0, 1.0)}[package]
+    with pytest.raises(fl.ConfigurationError, match=r"pip install 'fl_lightning\[privacy\]'"):
         make()
-
-
-def test_noise_does_not_follow_from_the_seed():
-    """What an owner of the checkpoint could do: draw the noise again from 'federation.seed', and take it away."""
-    finals = {}
-    for z in (NO_NOISE, 1.0):
-        torch.manual_seed(0)
-        module = Plain()
-        privacy = ClientPrivacy(0.5, z)
-        federate(module, 1, strategy=FedAvg("uniform"), transforms=[privacy], seed=5, flags={"precision": "64-true"})
-        finals[z] = flat(module.net)[0]
-    draw = torch.Generator().manual_seed(derive_seed(5, 0, "server", "transform", 0))
-    noise = torch.randn(len(finals[1.0]), generator=draw, dtype=torch.float64).numpy() * 0.5 / 3
-    assert np.abs(finals[1.0] - noise - finals[NO_NOISE]).max() > 0.05
 
 
 def test_two_starts_draw_other_cohorts():
@@ -239,7 +192,7 @@ def test_with_a_noise_seed_noise_is_by_hand_and_costs_once(noise, tmp_path, recw
     """Every start draws the same noise, so that a repeated round releases nothing new; there is no ledger."""
 
     def settings(z):
-        privacy = ClientPrivacy(0.5, z, noise, 1e-3, noise_seed=7)
+        privacy = fl.ClientPrivacy(0.5, z, noise, 1e-3, noise_seed=7)
         return {"transforms": [privacy], "clients_per_round": 3, "flags": {"precision": "64-true"}}
 
     finals = {}
@@ -265,7 +218,7 @@ def test_with_a_noise_seed_noise_is_by_hand_and_costs_once(noise, tmp_path, recw
 
 def test_cohorts_of_a_noise_seed_by_hand(tmp_path):
     seen = Cohorts()
-    private(tmp_path, 5, callbacks=[seen], transforms=[ClientPrivacy(0.5, 1.0, noise_seed=7)])
+    private(tmp_path, 5, callbacks=[seen], transforms=[fl.ClientPrivacy(0.5, 1.0, noise_seed=7)])
     for round_idx, cohort in enumerate(seen.seen):
         ((*words,),) = shake.words(3, 0, shake.key_of(7), round_idx, -1, 0, 0, "cohort")
         assert cohort == tuple(sorted(sorted(range(3), key=words.__getitem__)[:2]))

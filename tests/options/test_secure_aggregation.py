@@ -1,7 +1,5 @@
 """Secure aggregation in a simulation: the masks cancel to the last bit, and no figure of one client is logged."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

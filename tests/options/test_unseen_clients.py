@@ -1,7 +1,5 @@
 """Clients that never train: evaluated by hand, without influence, and left out of everything that counts clients."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
@@ -12,26 +10,7 @@ from federations import CLASSES, Blobs, Cohorts, Consecutive, Plain, blobs, same
 from torch.utils.data import Subset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from fl_lightning import (
-    Attackers,
-    Availability,
-    ClientEvaluation,
-    ClientPrivacy,
-    ExamplePrivacy,
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FedLoss,
-    IIDPartitioner,
-    LabelAveraging,
-    LocalOnly,
-    LocalTraining,
-    PartialWork,
-    PersonalPart,
-    RandomLabels,
-    Scaffold,
-    Standardized,
-)
+import fl_lightning as fl
 from fl_lightning.data.client_splits import chosen
 from fl_lightning.options.client_evaluation.tables import spread_of_clients
 
@@ -44,17 +23,17 @@ def sites(**changed: Any) -> dict[str, TensorDataset]:
     return {name: TensorDataset(*data) for name, data in (own | changed).items()}
 
 
-def data_of(clients: dict[str, TensorDataset], **settings: Any) -> FederatedDataModule:
-    return FederatedDataModule.from_clients(clients, val=TensorDataset(*blobs(61, 2)), batch_size=5, **settings)
+def data_of(clients: dict[str, TensorDataset], **settings: Any) -> fl.FederatedDataModule:
+    return fl.FederatedDataModule.from_clients(clients, val=TensorDataset(*blobs(61, 2)), batch_size=5, **settings)
 
 
-def fit(data: FederatedDataModule, rounds: int = 2, *more: Any, ckpt_path: str | None = None, **settings: Any) -> Any:
+def fit(data: fl.FederatedDataModule, rounds: int = 2, *more: Any, ckpt_path: str | None = None, **settings: Any) -> Any:
     torch.manual_seed(4)
     module = Plain()
-    settings.setdefault("client_evaluation", ClientEvaluation(1, "val_acc"))
-    settings.setdefault("local", LocalTraining(max_epochs=2))
+    settings.setdefault("client_evaluation", fl.ClientEvaluation(1, "val_acc"))
+    settings.setdefault("local", fl.LocalTraining(max_epochs=2))
     flags = settings.pop("flags", {})
-    fitted = trainer(rounds, FederatedOrchestrator(**settings), *more, **flags)
+    fitted = trainer(rounds, fl.FederatedOrchestrator(**settings), *more, **flags)
     fitted.fit(module, data, ckpt_path=ckpt_path)
     return module, fitted
 
@@ -82,11 +61,11 @@ def test_held_out_clients_are_evaluated_on_all_their_examples_by_hand(share, cap
 
 
 def test_with_test_parts_they_are_tested_like_the_others_and_beside_them():
-    data = FederatedDataModule(
+    data = fl.FederatedDataModule(
         Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25, held_out_clients=["1", "4"]
     )
     module, fitted = fit(data)
-    whole = FederatedDataModule(Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25)
+    whole = fl.FederatedDataModule(Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25)
     whole.setup("fit")  # the same division without held-out clients
     x, y = whole.datamodule.train
 
@@ -104,7 +83,7 @@ def test_with_test_parts_they_are_tested_like_the_others_and_beside_them():
 
 def test_own_test_sets_of_held_out_clients_are_used_and_the_server_does_not_get_them():
     tests = {name: TensorDataset(*blobs(n, 30 + n)) for name, n in zip("abcde", (4, 5, 6, 7, 8), strict=True)}
-    data = FederatedDataModule.from_clients(sites(), val=tests, test=tests, batch_size=5, held_out_clients=["a", "c"])
+    data = fl.FederatedDataModule.from_clients(sites(), val=tests, test=tests, batch_size=5, held_out_clients=["a", "c"])
     module, fitted = fit(data)
     values = {name: accuracy(module, tests[name]) for name in "abcde"}
     assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx((4 * values["a"] + 6 * values["c"]) / 10)
@@ -114,24 +93,26 @@ def test_own_test_sets_of_held_out_clients_are_used_and_the_server_does_not_get_
 
 
 @pytest.mark.parametrize(
-    "strategy", [None, pytest.param(FedLoss("val_loss"), marks=pytest.mark.slow), Scaffold()], ids=lambda s: type(s).__name__
+    "strategy",
+    [None, pytest.param(fl.FedLoss("val_loss"), marks=pytest.mark.slow), fl.Scaffold()],
+    ids=lambda s: type(s).__name__,
 )
 def test_the_model_is_that_of_a_run_without_the_client(strategy):
     """Each client's own parts are drawn with its number, which the others keep if the last ones are held out."""
     few, parts = {name: data for name, data in sites().items() if name in "abc"}, {"client_validation": 0.25}
     one, _ = fit(data_of(sites(), held_out_clients=["d", "e"], **parts), strategy=strategy, clients_per_round=0.67)
-    off = ClientEvaluation()
+    off = fl.ClientEvaluation()
     other, _ = fit(data_of(few, **parts), strategy=strategy, clients_per_round=0.67, client_evaluation=off)
     assert same_bits(weights(one), weights(other))
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "none": ({}, {}),
-    "rebalancing": ({"rebalancing": LabelAveraging()}, {}),
-    "attackers": ({}, {"attackers": Attackers(wrong_labels={1: 0.5}, clients=0.4, labels=RandomLabels())}),
-    "availability": ({}, {"availability": Availability(drop_out=0.3, slow=0.4, slowness=3)}),
-    "partial work": ({}, {"local": LocalTraining(max_epochs=3, partial_work=PartialWork(0.6))}),
-    "private steps": ({}, {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 1.0, noise_seed=2))}),
+    "rebalancing": ({"rebalancing": fl.LabelAveraging()}, {}),
+    "attackers": ({}, {"attackers": fl.Attackers(wrong_labels={1: 0.5}, clients=0.4, labels=fl.RandomLabels())}),
+    "availability": ({}, {"availability": fl.Availability(drop_out=0.3, slow=0.4, slowness=3)}),
+    "partial work": ({}, {"local": fl.LocalTraining(max_epochs=3, partial_work=fl.PartialWork(0.6))}),
+    "private steps": ({}, {"local": fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0, noise_seed=2))}),
 }
 """Settings of the data and of the federation that draw for each client, or depend on the number of clients."""
 
@@ -150,13 +131,13 @@ def test_without_parts_the_model_is_that_of_a_run_without_any_client(name):
     clients = {site: Read(own) if name == "rebalancing" else own for site, own in sites().items()}
     few = {site: own for site, own in clients.items() if site not in "bd"}
     one, _ = fit(data_of(clients, held_out_clients=["b", "d"], **of_data), clients_per_round=0.67, **federation)
-    other, _ = fit(data_of(few, **of_data), clients_per_round=0.67, client_evaluation=ClientEvaluation(), **federation)
+    other, _ = fit(data_of(few, **of_data), clients_per_round=0.67, client_evaluation=fl.ClientEvaluation(), **federation)
     assert same_bits(weights(one), weights(other))
 
 
 def test_a_class_that_only_a_held_out_client_has_is_no_class():
     more = sites(b=(blobs(20, 9)[0], torch.arange(20) % 5))
-    data = data_of(more, held_out_clients=["b"], rebalancing=LabelAveraging())
+    data = data_of(more, held_out_clients=["b"], rebalancing=fl.LabelAveraging())
     data.setup("fit")
     assert data.client_datasets.num_classes() == CLASSES
     rows = torch.stack([torch.bincount(more[name].tensors[1], minlength=CLASSES) for name in "acde"])
@@ -170,9 +151,9 @@ def test_the_examples_of_a_held_out_client_have_no_influence():
     for more in ({}, {"b": (x * 50, y.flip(0))}):
         torch.manual_seed(4)
         module = Plain()
-        module.net = Standardized(module.net, 4)
+        module.net = fl.Standardized(module.net, 4)
         data = data_of(sites(**more), held_out_clients=["b"], client_test=0.25)
-        trainer(2, FederatedOrchestrator()).fit(module, data)
+        trainer(2, fl.FederatedOrchestrator()).fit(module, data)
         ends.append(weights(module))
     assert same_bits(*ends)
 
@@ -187,7 +168,7 @@ def test_the_centralized_baseline_does_not_read_them():
 
 def test_a_share_of_the_clients_per_round_is_one_of_the_others():
     cohorts = Cohorts()
-    data = FederatedDataModule(Blobs(60), IIDPartitioner(10, seed=3), held_out_clients=0.2)
+    data = fl.FederatedDataModule(Blobs(60), fl.IIDPartitioner(10, seed=3), held_out_clients=0.2)
     fit(data, 3, cohorts, clients_per_round=0.5)
     assert data.num_clients == 8
     assert [len(cohort) for cohort in cohorts.seen] == [4, 4, 4]
@@ -196,8 +177,8 @@ def test_a_share_of_the_clients_per_round_is_one_of_the_others():
 
 def test_epsilon_is_that_of_the_clients_that_train():
     few = {name: data for name, data in sites().items() if name not in "bd"}
-    privacy = ClientPrivacy(max_norm=1.0, noise_multiplier=1.0, noise_seed=1)
-    settings = {"strategy": FedAvg("uniform"), "transforms": [privacy], "client_evaluation": ClientEvaluation()}
+    privacy = fl.ClientPrivacy(max_norm=1.0, noise_multiplier=1.0, noise_seed=1)
+    settings = {"strategy": fl.FedAvg("uniform"), "transforms": [privacy], "client_evaluation": fl.ClientEvaluation()}
     both = data_of(sites(), held_out_clients=["b", "d"]), data_of(few)
     runs = [fit(data, clients_per_round=2, **settings)[1] for data in both]
     one, other = (float(run.callback_metrics["federation/epsilon_of_clients"]) for run in runs)
@@ -221,7 +202,7 @@ def test_parts_of_their_own_are_those_of_a_client_that_has_not_trained():
     torch.manual_seed(4)
     first = Plain()
     with pytest.warns(UserWarning, match="Held-out clients never train, so they have no parts or models of their own"):
-        module, fitted = fit(data, personal=[PersonalPart(names="net.2.*")])
+        module, fitted = fit(data, personal=[fl.PersonalPart(names="net.2.*")])
     own = weights(module) | {name: value for name, value in weights(first).items() if name.startswith("net.2.")}
     module.load_state_dict(own, strict=False)
     assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
@@ -230,11 +211,11 @@ def test_parts_of_their_own_are_those_of_a_client_that_has_not_trained():
 def test_on_a_route_where_clients_keep_their_models_they_get_the_servers():
     data = data_of(sites(), held_out_clients=["b"], client_test=0.25)
     with pytest.warns(UserWarning, match="evaluated with the server's model"):
-        module, fitted = fit(data, route=LocalOnly("val_acc"))
+        module, fitted = fit(data, route=fl.LocalOnly("val_acc"))
     assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
 
 
-def held_out_rows(data: FederatedDataModule) -> TensorDataset:
+def held_out_rows(data: fl.FederatedDataModule) -> TensorDataset:
     """The test examples of the one held-out client."""
     rows = [data.client_datasets.source.dataset[int(k)] for k in data.splits.unseen[0]]
     return TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))

@@ -1,7 +1,5 @@
 """Partitions: nobody lost, nobody twice, and what each partitioner promises, on labels of every kind."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -10,36 +8,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_labels import MNIST, assert_shared_out, betas, clients_of, few_labels, mixed, seeds, split, table_of
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from fl_lightning import (
-    AdaFedSimulation1,
-    ClassesPartitioner,
-    ColumnPartitioner,
-    DataError,
-    DirichletPartitioner,
-    DomainPartitioner,
-    IIDPartitioner,
-    Partition,
-    QuantityPartitioner,
-    ShardPartitioner,
-    TablePartitioner,
-)
-from fl_lightning.data.labels import read_labels
-from fl_lightning.functional import scale_table
+import fl_lightning as fl
+from fl_lightning.functional.partition import scale_table
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 2**31))
 def test_iid_loses_nobody(n, clients, seed):
     if clients > n:
-        with pytest.raises(DataError, match="every client needs at least one"):
-            IIDPartitioner(clients, seed).partition(n)
+        with pytest.raises(fl.DataError, match="every client needs at least one"):
+            fl.IIDPartitioner(clients, seed).partition(n)
         return
-    parts = IIDPartitioner(clients, seed).partition(n)
+    parts = fl.IIDPartitioner(clients, seed).partition(n)
     assert sorted(parts.order.tolist()) == list(range(n))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-    assert all(torch.equal(a, b) for a, b in zip(parts, IIDPartitioner(clients, seed).partition(n), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(parts, fl.IIDPartitioner(clients, seed).partition(n), strict=True))
 
 
 counts = st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any), min_size=1, max_size=5)
@@ -48,7 +32,7 @@ counts = st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any
 @given(counts, st.integers(0, 2**31))
 def test_a_table_is_met_exactly(table, seed):
     labels = torch.arange(3).repeat_interleave(30)[torch.randperm(90, generator=torch.Generator().manual_seed(seed))]
-    parts = TablePartitioner(table, seed).partition(90, labels)
+    parts = fl.TablePartitioner(table, seed).partition(90, labels)
     assert [torch.bincount(labels[part], minlength=3).tolist() for part in parts] == table
     everyone = parts.order.tolist()
     assert len(set(everyone)) == len(everyone)
@@ -74,36 +58,9 @@ def test_adafeds_table_on_400_digits_of_each_class():
     assert scale_table([[1], [997], [1], [1]], [5]) == [[1], [2], [1], [1]]
 
 
-class Pairs(Dataset):
-    def __init__(self, labels):
-        self.pairs = [(torch.zeros(2), label) for label in labels]
-
-    def __len__(self):
-        return len(self.pairs)
-
-    def __getitem__(self, index):
-        return self.pairs[index]
-
-
-class WithTargets(Pairs):
-    def __getitem__(self, index):
-        raise AssertionError("targets are there: nothing has to be read")
-
-    @property
-    def targets(self):
-        return [label for _, label in self.pairs]
-
-
-def test_labels_are_read_however_a_dataset_gives_them():
-    labels = [2, 0, 1, 1]
-    tensors = TensorDataset(torch.zeros(4, 2), torch.tensor(labels))
-    for dataset in (Pairs(labels), WithTargets(labels), tensors, Subset(tensors, range(4))):
-        assert read_labels(dataset).tolist() == labels
-    assert read_labels(ConcatDataset([WithTargets(labels), Subset(tensors, [3, 0])])).tolist() == [*labels, 1, 2]
-    assert read_labels(ConcatDataset([Pairs([5]), tensors])).tolist() == [5, *labels]
-
-
-@pytest.mark.parametrize("make", [DirichletPartitioner, partial(DirichletPartitioner, capped=False), QuantityPartitioner])
+@pytest.mark.parametrize(
+    "make", [fl.DirichletPartitioner, partial(fl.DirichletPartitioner, capped=False), fl.QuantityPartitioner]
+)
 @given(few_labels, clients_of, betas, st.integers(1, 4), seeds)
 def test_random_shares_lose_nobody(make, labels, clients, beta, least, seed):
     partition = split(make(num_clients=clients, beta=beta, min_examples=least, seed=seed), labels)
@@ -116,7 +73,7 @@ def test_random_shares_lose_nobody(make, labels, clients, beta, least, seed):
 
 @given(few_labels, clients_of, st.integers(1, 4), seeds)
 def test_shards_are_equal_and_bound_the_classes_of_a_client(labels, clients, each, seed):
-    partition = split(ShardPartitioner(clients, each, seed), labels)
+    partition = split(fl.ShardPartitioner(clients, each, seed), labels)
     if partition is None:
         assert len(labels) < clients * each
         return
@@ -133,7 +90,7 @@ def test_shards_are_equal_and_bound_the_classes_of_a_client(labels, clients, eac
 @given(few_labels, clients_of, st.integers(1, 4), seeds)
 def test_every_client_holds_exactly_c_classes(labels, clients, wanted, seed):
     counts = [count for count in labels.bincount().tolist() if count]
-    partition = split(ClassesPartitioner(clients, wanted, seed), labels)
+    partition = split(fl.ClassesPartitioner(clients, wanted, seed), labels)
     if partition is None:
         fits = wanted <= len(counts) <= clients * wanted
         assert not fits or min(counts) < -(-clients * wanted // len(counts))
@@ -154,7 +111,7 @@ def assert_dealt(partition, labels, clients, wanted):
 @given(st.lists(st.integers(-3, 6), min_size=1, max_size=60).map(torch.tensor), st.integers(1, 9))
 def test_a_client_for_every_value_of_a_column(column, least):
     values = [v for v in range(-3, 7) if (column == v).sum() >= least]
-    partition = split(ColumnPartitioner("user", least), column)
+    partition = split(fl.ColumnPartitioner("user", least), column)
     if partition is None:
         assert not values
         return
@@ -164,7 +121,7 @@ def test_a_client_for_every_value_of_a_column(column, least):
 
 @given(few_labels, st.integers(1, 4), seeds)
 def test_domains_are_shared_evenly_by_their_clients(domains, several, seed):
-    partition = split(DomainPartitioner(several, seed), domains)
+    partition = split(fl.DomainPartitioner(several, seed), domains)
     values, counts = domains.unique(return_counts=True)
     if partition is None:
         assert counts.min() < several
@@ -179,14 +136,14 @@ def test_domains_are_shared_evenly_by_their_clients(domains, several, seed):
 @pytest.mark.parametrize(
     "partitioner",
     [
-        lambda seed: IIDPartitioner(seed=seed),
-        lambda seed: DirichletPartitioner(seed=seed),
-        lambda seed: QuantityPartitioner(seed=seed),
-        lambda seed: ShardPartitioner(seed=seed),
-        lambda seed: ClassesPartitioner(seed=seed),
-        lambda seed: DomainPartitioner(3, seed),
-        lambda seed: AdaFedSimulation1(seed=seed),
-        lambda seed: TablePartitioner([[30] * 10] * 5, seed),
+        lambda seed: fl.IIDPartitioner(seed=seed),
+        lambda seed: fl.DirichletPartitioner(seed=seed),
+        lambda seed: fl.QuantityPartitioner(seed=seed),
+        lambda seed: fl.ShardPartitioner(seed=seed),
+        lambda seed: fl.ClassesPartitioner(seed=seed),
+        lambda seed: fl.DomainPartitioner(3, seed),
+        lambda seed: fl.AdaFedSimulation1(seed=seed),
+        lambda seed: fl.TablePartitioner([[30] * 10] * 5, seed),
     ],
 )
 def test_a_seed_decides(partitioner):
@@ -197,26 +154,7 @@ def test_a_seed_decides(partitioner):
     assert not torch.equal(one.order, other.order)
 
 
-def breaches(partition, labels, clients):
-    """How often a client was given some of a class although it held n / K examples before."""
-    held, found = [0] * clients, 0
-    for row in np.array(table_of(partition, labels, int(labels.max()) + 1)).T.tolist():
-        found += sum(1 for count, before in zip(row, held, strict=True) if count and before * clients >= len(labels))
-        held = [before + count for count, before in zip(row, held, strict=True)]
-    return found
-
-
-def test_the_cap_is_what_keeps_clients_from_more():
-    labels = torch.arange(8).repeat(100)
-    found = dict.fromkeys((True, False), 0)
-    for capped in found:
-        for seed in range(10):
-            partition = DirichletPartitioner(5, 0.5, capped, min_examples=1, seed=seed).partition(800, labels)
-            found[capped] += breaches(partition, labels, 5)
-    assert found[True] == 0 < found[False]
-
-
-@pytest.mark.parametrize(("partitioner", "least"), [(DirichletPartitioner, 50), (QuantityPartitioner, 15)])
+@pytest.mark.parametrize(("partitioner", "least"), [(fl.DirichletPartitioner, 50), (fl.QuantityPartitioner, 15)])
 def test_draws_again_until_everybody_has_enough(partitioner, least):
     labels = torch.arange(4).repeat(100)
     again = 0
@@ -231,7 +169,7 @@ def test_draws_again_until_everybody_has_enough(partitioner, least):
 def test_adafeds_first_simulation_on_mnist():
     """5,500 where there are as many once client 5 has its 500, otherwise the class's size less 500."""
     labels = mixed(MNIST)
-    partition = AdaFedSimulation1().partition(60000, labels)
+    partition = fl.AdaFedSimulation1().partition(60000, labels)
     assert table_of(partition, labels, 10) == [
         [100, 5500, 0, 0, 0, 0, 0, 0, 0, 0],
         [0, 0, 5458, 5500, 0, 0, 0, 0, 0, 0],
@@ -241,7 +179,7 @@ def test_adafeds_first_simulation_on_mnist():
         [500] * 10,
     ]
     assert len(set(partition.order.tolist())) == 100 + 5500 + 5458 + 5500 + 5342 + 200 + 5418 + 5500 + 5351 + 5449 + 5000
-    assert table_of(AdaFedSimulation1(in_total=True).partition(60000, labels), labels, 10) == [
+    assert table_of(fl.AdaFedSimulation1(in_total=True).partition(60000, labels), labels, 10) == [
         [100, 2750, 0, 0, 0, 0, 0, 0, 0, 0],
         [0, 0, 2750, 2750, 0, 0, 0, 0, 0, 0],
         [0, 0, 0, 0, 2750, 200, 0, 0, 0, 0],
@@ -252,29 +190,3 @@ def test_adafeds_first_simulation_on_mnist():
 
 
 CLASSES, USERS = torch.arange(10).repeat(20_000), torch.arange(10_000).repeat(20)
-
-
-@pytest.mark.parametrize(
-    ("partitioner", "column"),
-    [
-        (IIDPartitioner(10_000), CLASSES),
-        (DirichletPartitioner(10_000, 100.0, min_examples=1), CLASSES),
-        (QuantityPartitioner(10_000, 100.0, min_examples=1), CLASSES),
-        (ShardPartitioner(10_000), CLASSES),
-        (ClassesPartitioner(10_000), CLASSES),
-        (ColumnPartitioner("user"), USERS),
-        (DomainPartitioner(10), USERS // 10),
-    ],
-    ids=lambda each: type(each).__name__,
-)
-def test_ten_thousand_clients_are_one_tensor(partitioner, column):
-    partition = partitioner.partition(len(column), column)
-    assert isinstance(partition, Partition)
-    assert len(partition) == 10_000
-    assert partition.order.dtype == partition.offsets.dtype == torch.int64
-    assert partition.order.bincount(minlength=len(column)).eq(1).all()
-    assert partition.offsets[[0, -1]].tolist() == [0, len(column)]
-    assert partition.sizes.min() >= 1
-    held = [value for name, value in vars(partition).items() if name != "names"]
-    assert [type(value) for value in held] == [torch.Tensor, torch.Tensor]
-    assert partition[9_999].untyped_storage().data_ptr() == partition.order.untyped_storage().data_ptr()

@@ -198,6 +198,12 @@ TASKS = [
     ),
     Refusal(task(LINE, data=Alone()), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
     Refusal(classes(nn.Linear(4, 3), 3, fl.CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5"),
+    Refusal(
+        lambda: federate(
+            fl.RegressionTask(LINE, readout=fl.DensityCount(100.0)), data=made("Dense", Numbers, density_scale=10)()
+        ),
+        "'model.readout.scale' is 100.0, but 'data.datamodule.density_scale' is 10, so counts would be wrong",
+    ),
     Refusal(lambda: fl.RegressionTask(LINE, l2=-1.0), "'model.l2' must be 0 or above, but is -1.0"),
     Refusal(lambda: fl.RegressionTask(LINE, mape_floor=0.0), "mape_floor' must be above 0, in units of the target, but is 0.0"),
     Refusal(lambda: fl.Hinge()(torch.zeros(4, 1), torch.zeros(4)), "one class per example, but got ... targets of"),

@@ -12,8 +12,11 @@ from refusing import Refusal, fits, fitting, later, made
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.functional import ExactSum, ModelState, Sums, cohort_size
+from fl_lightning.functional.exact_sum import ExactSum
 from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.scheduling import cohort_size
+from fl_lightning.functional.sums import Sums
 
 # ------ Differential privacy
 

@@ -1,7 +1,5 @@
 """MOCHA: its fixed point against a linear system, its groups, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 from itertools import pairwise
 from typing import Any
@@ -10,7 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from federations import Consecutive, federate, trainer
+from federations import Consecutive, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
@@ -19,22 +17,9 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import (
-    Availability,
-    ClassificationTask,
-    ClientEvaluation,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    HalfSquaredError,
-    Hinge,
-    LocalOnly,
-    LocalTraining,
-    Mocha,
-    PartialWork,
-    RegressionTask,
-)
+import fl_lightning as fl
 from fl_lightning.data import TensorLoader
-from fl_lightning.functional.relationships import coupling, learn_relationships, pulls, similarity
+from fl_lightning.routes.mocha import coupling, learn_relationships, pulls, similarity
 
 SIZES = (12, 30, 18, 24, 12, 30)
 GROUPS = np.array([0, 1, 0, 1, 0, 1])
@@ -63,20 +48,20 @@ class Related(L.LightningDataModule):
         return TensorLoader((self.x, self.y), 64)
 
 
-def task(lr: float = 0.05) -> RegressionTask:
+def task(lr: float = 0.05) -> fl.RegressionTask:
     torch.manual_seed(0)
-    return RegressionTask(
-        nn.Linear(8, 1, bias=False, dtype=torch.float64), HalfSquaredError(), lambda p: torch.optim.SGD(p, lr=lr)
+    return fl.RegressionTask(
+        nn.Linear(8, 1, bias=False, dtype=torch.float64), fl.HalfSquaredError(), lambda p: torch.optim.SGD(p, lr=lr)
     )
 
 
-def run(rounds: int, route: Any, module: Any = None, *callbacks: Any, **more: Any) -> tuple[Tensor, FederatedOrchestrator]:
+def run(rounds: int, route: Any, module: Any = None, *callbacks: Any, **more: Any) -> tuple[Tensor, fl.FederatedOrchestrator]:
     """The clients' models, shape (K, p), and the callback."""
     flags = {"precision": "64-true", **more.pop("flags", {})}
-    local = LocalTraining(**{"max_epochs": 5, "full_batch": True, "engine": "fabric", **more.pop("local", {})})
-    federation = FederatedOrchestrator(route=route, local=local, **more.pop("settings", {}))
+    local = fl.LocalTraining(**{"max_epochs": 5, "full_batch": True, "engine": "fabric", **more.pop("local", {})})
+    federation = fl.FederatedOrchestrator(route=route, local=local, **more.pop("settings", {}))
     parts, split = Consecutive(more.pop("sizes", SIZES)), more.pop("split", {})
-    data = FederatedDataModule(more.pop("data", None) or Related(), parts, **split)
+    data = fl.FederatedDataModule(more.pop("data", None) or Related(), parts, **split)
     trainer(rounds, federation, *callbacks, **flags).fit(module or task(), data)
     memory = federation._run.memory
     return torch.stack([memory.last_model(client).vector for client in range(6)]), federation
@@ -89,7 +74,7 @@ def of_clients(data: Related) -> list[tuple[np.ndarray, np.ndarray]]:
 @pytest.mark.slow
 def test_without_relationships_everyone_solves_a_ridge_regression():
     """S stays the identity: client k minimises 1/2 mean residual^2 + n / n_k * (strength + l2) / 2 * |w|^2, n the mean size."""
-    found, _ = run(15, Mocha(0.2, 0.1, update_every=1000), task(0.2), local={"max_epochs": 20})
+    found, _ = run(15, fl.Mocha(0.2, 0.1, update_every=1000), task(0.2), local={"max_epochs": 20})
     for k, (x, y) in enumerate(of_clients(Related())):
         best = Ridge(alpha=0.3 * np.mean(SIZES), fit_intercept=False).fit(x, y)
         assert found[k].numpy() == pytest.approx(best.coef_, abs=1e-6)
@@ -99,7 +84,7 @@ def test_without_relationships_everyone_solves_a_ridge_regression():
 def test_it_ends_where_both_halves_of_the_alternation_agree():
     """W solves the joint normal equations for S, and S is scipy's matrix root of W W^T + eps I."""
     module = task(0.25)
-    found, federation = run(50, Mocha(0.1, 0.01, smoothing=0.2), module, local={"max_epochs": 10})
+    found, federation = run(50, fl.Mocha(0.1, 0.01, smoothing=0.2), module, local={"max_epochs": 10})
     torch.testing.assert_close(module.network.weight[0].detach(), found.mean(dim=0))
     w, s = found.numpy(), federation.route._relationships.numpy()
     root = linalg.sqrtm(w @ w.T + 0.2 * np.eye(6)).real
@@ -113,7 +98,7 @@ def test_it_ends_where_both_halves_of_the_alternation_agree():
     assert w.ravel() == pytest.approx(np.linalg.solve(system, right), abs=1e-5)
 
 
-def objective(w: np.ndarray, s: np.ndarray, data: Related, route: Mocha) -> float:
+def objective(w: np.ndarray, s: np.ndarray, data: Related, route: fl.Mocha) -> float:
     fit = sum(((x @ w[k] - y) ** 2).sum() / 2 for k, (x, y) in enumerate(of_clients(data))) / np.mean(SIZES)
     inner = np.linalg.inv(s) @ (w @ w.T + route.smoothing * np.eye(6))
     return float(fit + route.strength / 2 * np.trace(inner) + route.l2 / 2 * (w**2).sum())
@@ -121,11 +106,11 @@ def objective(w: np.ndarray, s: np.ndarray, data: Related, route: Mocha) -> floa
 
 def test_the_joint_objective_never_rises():
     """Whatever part of the work is done, and whoever is absent."""
-    values, route = [], Mocha(0.3, 0.01)
+    values, route = [], fl.Mocha(0.3, 0.01)
 
     class Watch(L.Callback):
         def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
-            federation = next(c for c in trainer.callbacks if isinstance(c, FederatedOrchestrator))
+            federation = next(c for c in trainer.callbacks if isinstance(c, fl.FederatedOrchestrator))
             memory, start = federation._run.memory, torch.zeros(8, dtype=torch.float64)
             kept = [memory.last_model(k) for k in range(6)]
             w = torch.stack([start if own is None else own.vector for own in kept]).numpy()
@@ -133,48 +118,24 @@ def test_the_joint_objective_never_rises():
 
     module = task()
     nn.init.zeros_(module.network.weight)
-    work = {"partial_work": PartialWork(0.5), "max_epochs": 3}
-    run(12, route, module, Watch(), local=work, settings={"clients_per_round": 4, "availability": Availability(0.2)})
+    work = {"partial_work": fl.PartialWork(0.5), "max_epochs": 3}
+    run(12, route, module, Watch(), local=work, settings={"clients_per_round": 4, "availability": fl.Availability(0.2)})
     assert all(after <= before + 1e-9 for before, after in pairwise(values))
     assert values[-1] < 0.8 * values[0]
-
-
-@pytest.mark.slow
-def test_it_finds_the_groups_and_beats_both_local_and_global():
-    """By the distance of each client's weights from the true ones."""
-    sizes = (8, 12, 8, 12, 8, 12)
-    data, route, module = Related(sizes=sizes, noise=1.0), Mocha(0.3), task(0.1)
-    related, _ = run(22, route, task(0.1), data=data, sizes=sizes)
-    alone, _ = run(22, LocalOnly("val_mae", "min"), task(0.1), data=data, sizes=sizes)
-    federate(module, 22, data=data, partitioner=Consecutive(sizes), flags={"precision": "64-true"})
-    everyone = module.network.weight.detach().expand(6, -1)
-    ridges = [
-        np.stack([Ridge(alpha=alpha * len(x), fit_intercept=False).fit(x, y).coef_ for x, y in of_clients(data)])
-        for alpha in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
-    ]
-    own, single, shared, *regularized = (
-        ((np.asarray(w) - data.truth) ** 2).sum(1).mean() for w in (related, alone, everyone, *ridges)
-    )
-    assert own < 0.65 * single
-    assert own < 0.3 * shared
-    assert own < 0.65 * min(regularized)  # whatever a client might try by itself
-    correlations = route.matrices()["relationships"].numpy()
-    same = GROUPS[:, None] == GROUPS[None, :]
-    assert correlations[same].min() > correlations[~same].max() + 0.2
 
 
 @pytest.mark.slow
 def test_classification_by_the_squared_hinge(tmp_path):
     """With biases, in float32, each client's own model measured on its own test part; the correlations are written."""
     torch.manual_seed(0)
-    module = ClassificationTask(nn.Linear(8, 2), 2, Hinge(), lambda p: torch.optim.SGD(p, lr=0.05))
+    module = fl.ClassificationTask(nn.Linear(8, 2), 2, fl.Hinge(), lambda p: torch.optim.SGD(p, lr=0.05))
     sizes = (40, 60, 50, 60, 40, 60)
     data = Related(torch.float32, classes=True, sizes=sizes)
-    evaluation = ClientEvaluation(1, "val_accuracy", compare_alone=True)
+    evaluation = fl.ClientEvaluation(1, "val_accuracy", compare_alone=True)
     flags = {"logger": CSVLogger(tmp_path), "default_root_dir": tmp_path, "precision": "32-true"}
     split = {"client_test": 0.4}
     settings = {"client_evaluation": evaluation}
-    run(15, Mocha(0.05), module, data=data, sizes=sizes, split=split, settings=settings, flags=flags)
+    run(15, fl.Mocha(0.05), module, data=data, sizes=sizes, split=split, settings=settings, flags=flags)
     with (tmp_path / "client_comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["client", "test examples", "local only", "own", "gain"]

@@ -39,7 +39,8 @@ from fl_lightning import (
     Transform,
 )
 from fl_lightning.clients.judging import UpdateEditor
-from fl_lightning.functional import ModelState, draw_cohort
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.scheduling import draw_cohort
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import Snapshot

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.functional import ModelState
 from fl_lightning.functional.digest import digest
+from fl_lightning.functional.model_state import ModelState
 from fl_lightning.server.checks.ranks import agree_on_buffers
 
 

@@ -1,7 +1,5 @@
 """Where algorithms meet the rest: fits that go on, clients that diverge, schedules, labels, several loaders."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any
@@ -13,31 +11,12 @@ import torch
 from against_hand import Updates
 from algorithms import Following, outcome, prepare
 from by_hand import World
-from engine_runs import scheduled, variant
+from engine_runs import Manual, scheduled, variant
 from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, trainer, weights
 from scipy.special import softmax
 from torchmetrics import Accuracy, MeanSquaredError
 
-from fl_lightning import (
-    AdaFed,
-    ClientError,
-    CosineFilter,
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FedLoss,
-    FedMedian,
-    FedNova,
-    FedStar,
-    Focus,
-    GeometricMedian,
-    Krum,
-    LocalTraining,
-    Mediators,
-    PartialWork,
-    ShapleyValues,
-    TrimmedMean,
-)
+import fl_lightning as fl
 
 
 def slow(*names: str) -> list[Any]:
@@ -62,14 +41,14 @@ def fit_spoilt(strategy: Any, **data: Any) -> tuple[Plain, Any]:
     module, blobs = Plain(), Blobs(shuffle=False)
     blobs.train[0][: SIZES[0]] = math.nan
     net = copy.deepcopy(module.net)
-    federated = FederatedDataModule(blobs, Consecutive(), **data)
-    trainer(1, FederatedOrchestrator(strategy, LocalTraining(max_epochs=2))).fit(module, federated)
+    federated = fl.FederatedDataModule(blobs, Consecutive(), **data)
+    trainer(1, fl.FederatedOrchestrator(strategy, fl.LocalTraining(max_epochs=2))).fit(module, federated)
     return module, net
 
 
 def test_fedloss_rejects_a_client_that_diverged():
     with pytest.warns(UserWarning, match="FedLoss rejects the update of client 0 in round 0: its validation loss is nan"):
-        module, _ = fit_spoilt(FedLoss(), client_validation=0.2)
+        module, _ = fit_spoilt(fl.FedLoss(), client_validation=0.2)
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
 
@@ -89,16 +68,16 @@ class Hollow(Plain):
 def test_fedloss_rejects_weights_that_its_loss_does_not_see():
     data = Blobs(shuffle=False)
     data.train[0][: SIZES[0]] = 2e3
-    module, federated, updates = Hollow(), FederatedDataModule(data, Consecutive(), client_validation=0.2), Updates()
+    module, federated, updates = Hollow(), fl.FederatedDataModule(data, Consecutive(), client_validation=0.2), Updates()
     with pytest.warns(UserWarning, match="FedLoss rejects the update of client 0 in round 0: its weights are not finite"):
-        trainer(1, FederatedOrchestrator(FedLoss()), updates).fit(module, federated)
+        trainer(1, fl.FederatedOrchestrator(fl.FedLoss()), updates).fit(module, federated)
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
     rejected, *others = updates.rounds[0]
     assert (rejected.weight, rejected.share) == (0, 0)
     assert [update.weight for update in others] == [update.local_score for update in others]
 
 
-@pytest.mark.parametrize("strategy", [FedMedian(), TrimmedMean(1)])
+@pytest.mark.parametrize("strategy", [fl.FedMedian(), fl.TrimmedMean(1)])
 def test_the_median_and_a_trimmed_mean_outvote_a_client_that_diverged(strategy):
     """numpy puts NaN last, too: what is left of three is then the larger of the two others."""
     name = type(strategy).__name__
@@ -111,9 +90,11 @@ def test_the_median_and_a_trimmed_mean_outvote_a_client_that_diverged(strategy):
         torch.testing.assert_close(value, larger, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", [FedAvg(), Krum(0), GeometricMedian(), CosineFilter(), ShapleyValues("val_acc")])
+@pytest.mark.parametrize(
+    "strategy", [fl.FedAvg(), fl.Krum(0), fl.GeometricMedian(), fl.CosineFilter(), fl.ShapleyValues("val_acc")]
+)
 def test_other_rules_end_the_run_and_name_who_diverged(strategy):
-    with pytest.raises(ClientError, match=r"Client 0 \(of 7 examples\) in round 0: the training loss is nan"):
+    with pytest.raises(fl.ClientError, match=r"Client 0 \(of 7 examples\) in round 0: the training loss is nan"):
         fit_spoilt(strategy)
 
 
@@ -121,7 +102,7 @@ def test_other_rules_end_the_run_and_name_who_diverged(strategy):
 def test_fednova_counts_steps_in_proportion_to_their_rates(progress):
     updates = Updates()
     warm_up = scheduled(lambda sgd: torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: step / 4), interval="step")
-    federate(warm_up(), 1, updates, strategy=FedNova(), local=LocalTraining(max_epochs=2, progress=progress))
+    federate(warm_up(), 1, updates, strategy=fl.FedNova(), local=fl.LocalTraining(max_epochs=2, progress=progress))
     # rates 0, 1, .. tau - 1 quarters of 0.5; in a round, the largest counts as one step, and in a run 0.5
     expected = [sum(range(tau)) / (tau - 1 if progress == "round" else 4) for tau in (4, 8, 6)]
     assert [u.normalizer for u in updates.rounds[0]] == pytest.approx(expected)
@@ -129,7 +110,7 @@ def test_fednova_counts_steps_in_proportion_to_their_rates(progress):
 
 def test_fast_dev_run_is_one_batch_per_client_whatever_the_epochs():
     updates = Updates()
-    local = LocalTraining(max_epochs=5, partial_work=PartialWork(1.0))
+    local = fl.LocalTraining(max_epochs=5, partial_work=fl.PartialWork(1.0))
     federate(Plain(), 1, updates, local=local, flags={"fast_dev_run": True})
     assert [u.num_steps for u in updates.rounds[0]] == [1, 1, 1]
 
@@ -138,18 +119,18 @@ def test_a_torchmetrics_metric_over_several_validation_loaders():
     module = variant(validation_step=lambda self, batch, batch_idx, dataloader_idx=0: Plain.validation_step(self, batch, 0))
     data, updates = Blobs(), Updates()
     data.val_dataloader = lambda: [Blobs.val_dataloader(data)] * 2
-    federate(module(), 1, updates, data=data, strategy=AdaFed(Accuracy(task="multiclass", num_classes=3)))
+    federate(module(), 1, updates, data=data, strategy=fl.AdaFed(Accuracy(task="multiclass", num_classes=3)))
     assert all(0 < u.score <= 1 for u in updates.rounds[0])
 
 
-@pytest.mark.parametrize("strategy", [FedMedian, lambda: ShapleyValues("val_acc")])
+@pytest.mark.parametrize("strategy", [fl.FedMedian, lambda: fl.ShapleyValues("val_acc")])
 def test_the_weights_of_a_mediators_clients_add_up_to_its_own(strategy):
     updates = Updates()
-    data = FederatedDataModule(Blobs(), Consecutive((10, 4, 12, 7, 7)))
-    trainer(1, FederatedOrchestrator(strategy(), route=Mediators(2)), updates).fit(Plain(), data)
+    data = fl.FederatedDataModule(Blobs(), Consecutive((10, 4, 12, 7, 7)))
+    trainer(1, fl.FederatedOrchestrator(strategy(), route=fl.Mediators(2)), updates).fit(Plain(), data)
     assert sum(u.share for u in updates.rounds[0]) == pytest.approx(1)
     assert all(math.isfinite(u.weight) for u in updates.rounds[0])
-    if strategy is FedMedian:  # each of the three groups weighs 1
+    if strategy is fl.FedMedian:  # each of the three groups weighs 1
         assert sum(u.weight for u in updates.rounds[0]) == pytest.approx(3)
 
 
@@ -158,7 +139,7 @@ def test_shapley_values_that_are_all_negative_leave_fedavg():
     L.seed_everything(3, verbose=False)
     module = variant(training_step=lambda self, batch, batch_idx: -Plain.training_step(self, batch, batch_idx))(lr=0.05)
     updates = Updates()
-    strategy = ShapleyValues("val_loss", "min")
+    strategy = fl.ShapleyValues("val_loss", "min")
     federate(module, 1, updates, data=Blobs(shuffle=False), strategy=strategy)
     assert max(strategy.values.values()) < 0
     assert [u.weight for u in updates.rounds[0]] == list(SIZES)
@@ -166,12 +147,12 @@ def test_shapley_values_that_are_all_negative_leave_fedavg():
 
 def test_focus_and_fedstar_take_torchmetrics():
     updates = Updates()
-    federate(Plain(), 1, updates, strategy=Focus(Brier()))
+    federate(Plain(), 1, updates, strategy=fl.Focus(Brier()))
     assert all(u.score > 0 and u.global_score > 0 for u in updates.rounds[0])
     errors = np.array([u.score + u.global_score for u in updates.rounds[0]])
     credibility = 1 - softmax(errors)  # of temperature 1
     assert [u.weight for u in updates.rounds[0]] == pytest.approx(credibility * SIZES)
-    run = federate(Plain(), 1, route=FedStar(1, Accuracy(task="multiclass", num_classes=3)))
+    run = federate(Plain(), 1, route=fl.FedStar(1, Accuracy(task="multiclass", num_classes=3)))
     assert run.global_step == 1
 
 
@@ -213,26 +194,16 @@ def test_a_module_that_builds_its_network_late_is_federated_alike(name):
     assert same_bits(*finals)
 
 
-def stepping_by_hand(self: Any, batch: Any, batch_idx: int) -> None:
-    loss = Plain.training_step(self, batch, batch_idx)
-    self.optimizers().zero_grad()
-    self.manual_backward(loss)
-    self.optimizers().step()
-
-
-Manual = variant(automatic_optimization=False, training_step=stepping_by_hand)
-
-
 @pytest.mark.parametrize(("first", "engine", "second"), [(Following, "auto", Plain), (Plain, "auto", Manual)])
 def test_a_fit_takes_nothing_from_one_of_another_module(first, engine, second):
     """Neither the names of its moving targets, nor the engine that was chosen for it."""
-    used = FederatedOrchestrator(local=LocalTraining(engine=engine))
-    trainer(1, used).fit(first(), FederatedDataModule(Blobs(), Consecutive()))
+    used = fl.FederatedOrchestrator(local=fl.LocalTraining(engine=engine))
+    trainer(1, used).fit(first(), fl.FederatedDataModule(Blobs(), Consecutive()))
     ends = []
-    for federation in (used, FederatedOrchestrator(local=LocalTraining(engine=engine))):
+    for federation in (used, fl.FederatedOrchestrator(local=fl.LocalTraining(engine=engine))):
         torch.manual_seed(4)
         module = second()
-        trainer(2, federation).fit(module, FederatedDataModule(Blobs(), Consecutive()))
+        trainer(2, federation).fit(module, fl.FederatedDataModule(Blobs(), Consecutive()))
         ends.append(weights(module))
     assert same_bits(*ends)
 
@@ -263,13 +234,13 @@ def test_a_fit_takes_nothing_from_a_resume_that_failed(tmp_path):
             drawn.append(float(torch.rand(())))
 
     drawn = list[float]()
-    run = trainer(1, FederatedOrchestrator())
-    run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    run = trainer(1, fl.FederatedOrchestrator())
+    run.fit(Plain(), fl.FederatedDataModule(Blobs(), Consecutive()))
     run.save_checkpoint(tmp_path / "one.ckpt")
-    used = FederatedOrchestrator()
+    used = fl.FederatedOrchestrator()
     with pytest.raises(ZeroDivisionError):
-        trainer(2, used, Stops()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=tmp_path / "one.ckpt")
-    for federation in (used, FederatedOrchestrator()):
+        trainer(2, used, Stops()).fit(Plain(), fl.FederatedDataModule(Blobs(), Consecutive()), ckpt_path=tmp_path / "one.ckpt")
+    for federation in (used, fl.FederatedOrchestrator()):
         torch.manual_seed(4)
-        trainer(1, federation, Draws()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+        trainer(1, federation, Draws()).fit(Plain(), fl.FederatedDataModule(Blobs(), Consecutive()))
     assert drawn[0] == drawn[1]

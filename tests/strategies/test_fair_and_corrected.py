@@ -1,7 +1,5 @@
 """Strategies with a corrected client, a fair weight or a step of their own: three rounds against the formulas by hand."""
 
-from __future__ import annotations
-
 import copy
 from fractions import Fraction
 
@@ -16,10 +14,10 @@ from scipy.optimize import minimize
 from torch.nn import functional as F
 
 from fl_lightning import AFL, ClientUpdate, FedAvg, FedDyn, FederatedDataModule, FedExP, QFedAvg
-from fl_lightning.functional import Sums, grid_of
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.scheduling import draw_cohort
-from fl_lightning.functional.simplex import project_to_simplex
+from fl_lightning.functional.sums import Sums, grid_of
+from fl_lightning.strategies.afl import project_to_simplex
 from fl_lightning.types import RoundStart, Snapshot
 
 ALPHA = 0.3

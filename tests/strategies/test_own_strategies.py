@@ -1,7 +1,5 @@
 """Strategies that a user writes: mistakes are named, and none trains another model without a word."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from federations import Plain, federate, same_bits, weights

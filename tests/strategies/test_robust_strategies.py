@@ -1,7 +1,5 @@
 """Defences against hostile models: each against another library's rule, in a federation of five clients and by itself."""
 
-from __future__ import annotations
-
 import math
 
 import byzfl

@@ -5,7 +5,7 @@ import pytest
 from command_line import ROOT
 from packaging.version import Version
 
-from fl_lightning.functional import epsilon_of_examples
+from fl_lightning.functional.privacy import epsilon_of_examples
 from fl_lightning.studies.commands import main
 
 for package in ("matplotlib", "scipy"):

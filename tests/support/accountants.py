@@ -31,8 +31,13 @@ def attained(z, sampled, population, rounds, delta):
 
 def poisson(sigma, rate, steps, delta):
     """Least and largest epsilon of Gaussian sums over Poisson samples, by Opacus's accountant (Gopi et al. 2021)."""
+    return unlike([(sigma, rate, steps)], delta)
+
+
+def unlike(history, delta):
+    """As ``poisson``, of sums that differ: a noise, a rate and a number of steps of each kind."""
     accountant = PRVAccountant()
-    accountant.history = [(sigma, rate, steps)]
+    accountant.history = history
     privacy_losses = accountant._get_dprv(eps_error=0.01, delta_error=delta / 1000)
     low, _, high = privacy_losses.compute_epsilon(delta, delta / 1000, 0.01)
     return low, high

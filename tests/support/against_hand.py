@@ -5,7 +5,7 @@ import copy
 import lightning as L
 import numpy as np
 import torch
-from by_hand import LR, World, build
+from by_hand import LR, World, averaged, build, flat
 from federations import SIZES, Blobs, Consecutive, Plain, client_scores, federate, trainer, weights
 from torch.nn import functional
 
@@ -68,6 +68,18 @@ def clients_of(net, world, **kwargs):
     return [world.train(net, k, **kwargs)[0] for k in range(len(world.parts))]
 
 
+def sending(forge, weights=None):
+    """A round in which client k sends ``forge(k, changes)`` in place of its change; weights are by examples if not given."""
+
+    def step(net, world, t):
+        w, clients = flat(net)[0], clients_of(net, world)
+        changes = [flat(client)[0] - w for client in clients]
+        clients = [build(client, w + forge(k, changes), *flat(client)[1:]) for k, client in enumerate(clients)]
+        return averaged(net, clients, world.sizes if weights is None else weights)
+
+    return step
+
+
 def final(dtype=torch.float64, batchnorm=True, sizes=SIZES, **settings):
     L.seed_everything(3, verbose=False)
     module = Plain(lr=LR, batchnorm=batchnorm).to(dtype)
@@ -86,6 +98,40 @@ def follow(dtype, step, **settings):
     """As ``assert_follows``, and return the federation."""
     run, _ = assert_follows(dtype, step, **settings)
     return next(callback for callback in run.callbacks if isinstance(callback, fl.FederatedOrchestrator))
+
+
+def fit(rounds=ROUNDS, *callbacks, module=None, optimizer=None, data=None, flags=None, **settings):
+    """Fit in float64, on examples in order, by default with BatchNorm; return the module, the callback and the Trainer."""
+    if module is None:
+        torch.manual_seed(3)
+        module = Plain(lr=LR, batchnorm=True).double()
+    if optimizer:
+        module.configure_optimizers = lambda: optimizer(module.parameters())
+    settings.setdefault("local", fl.LocalTraining(max_epochs=2))
+    federation = fl.FederatedOrchestrator(**settings)
+    run = trainer(rounds, federation, *callbacks, precision="64-true", **(flags or {}))
+    run.fit(module, fl.FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), **(data or {})))
+    return module, federation, run
+
+
+def complete(module, federation, client):
+    """A client's whole network, with the parts that it keeps."""
+    own = federation._run.memory.held(client)
+    return weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
+
+
+def average_shared(nets, is_own):
+    """Average networks in place, by examples and counters by maximum, except for the tensors whose names ``is_own`` tells."""
+    states = [net.state_dict() for net in nets]
+    for name, first in states[0].items():
+        if is_own(name):
+            continue
+        if first.is_floating_point():
+            shared = sum(n * state[name] for n, state in zip(SIZES, states, strict=True)) / sum(SIZES)
+        else:
+            shared = torch.stack([state[name] for state in states]).max()
+        for state in states:
+            state[name].copy_(shared)
 
 
 def own_of(federation, client, like):

@@ -15,6 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 from fl_lightning import ClientUpdate, FederationCallback, LocalTraining
 
 Figures = dict[str, float | str | None]
+ENGINES = ["trainer", "fabric"]
+ONE_ENOUGH = [pytest.param("trainer", marks=pytest.mark.slow), "fabric"]
+"""Where both engines share the code that is tested."""
 
 
 class Collect(FederationCallback):
@@ -87,6 +90,21 @@ def variant(base: type[L.LightningModule] = Plain, **methods: Any) -> Any:
 def stepping(body: Any) -> Any:
     """A module whose training step is ``body(module, inputs, labels, batch_idx)``."""
     return variant(training_step=lambda self, batch, batch_idx: body(self, *batch, batch_idx))
+
+
+class Manual(Plain):
+    """Only a Trainer follows manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.optimizers().zero_grad()
+        self.manual_backward(loss)
+        self.optimizers().step()
+        return loss
 
 
 def optimized(make: Callable[[Any], Any]) -> Any:

@@ -1,7 +1,5 @@
 """RegressionTask: what it logs against scikit-learn, and linear models against their pooled optimum."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L
@@ -16,16 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import R2Score
 
-from fl_lightning import (
-    ClassificationTask,
-    FedAvgM,
-    HalfSquaredError,
-    Hinge,
-    LocalTraining,
-    PercentageError,
-    RegressionTask,
-    ShapleyValues,
-)
+import fl_lightning as fl
 from fl_lightning.data import TensorLoader
 
 SIZES = (9, 30, 21)
@@ -61,14 +50,14 @@ def sgd(lr: float) -> Any:
 
 
 def fit(task: L.LightningModule, rounds: int, x: Tensor, y: Tensor, **settings: Any) -> L.Trainer:
-    settings = {"strategy": FedAvgM(0.8), "local": LocalTraining(**STEP), **settings}
+    settings = {"strategy": fl.FedAvgM(0.8), "local": fl.LocalTraining(**STEP), **settings}
     """By default with one gradient per client and round, and momentum at the server: gradient descent on the union."""
     return federate(task, rounds, data=Pairs(x, y), partitioner=Consecutive(SIZES), **settings)
 
 
 def test_what_is_logged_is_scikit_learns():
     x, y = linear_data()
-    task = RegressionTask(nn.Linear(3, 1), mape_floor=1e-6)
+    task = fl.RegressionTask(nn.Linear(3, 1), mape_floor=1e-6)
     run = fit(task, 2, x, y)
     with torch.no_grad():
         found = task(x)[:, 0]
@@ -83,7 +72,7 @@ def test_what_is_logged_is_scikit_learns():
 
 def test_an_image_without_cells_is_measured_as_if_it_held_one():
     """|0 - 3| / 1 and |-4 - 2| / 4 and |0.5 - 1| / 1, worked by hand; the order of batches does not matter."""
-    metric = PercentageError(1.0)
+    metric = fl.PercentageError(1.0)
     metric.update(torch.tensor([3.0, 2.0]), torch.tensor([0.0, -4.0]))
     metric.update(torch.tensor([1.0]), torch.tensor([0.5]))
     assert float(metric.compute()) == pytest.approx((3 + 1.5 + 0.5) / 3)
@@ -96,7 +85,7 @@ def test_a_readout_is_what_is_measured_and_predicted():
             return values.sum(dim=1)
 
     x = torch.tensor([[1.0, -2.0], [3.0, 0.5], [0.0, 4.0]])
-    task = RegressionTask(nn.Identity(), readout=Total())
+    task = fl.RegressionTask(nn.Identity(), readout=Total())
     task.network.weight = nn.Parameter(torch.zeros(1))
     run = trainer(1)
     scores = run.validate(task, Pairs(x, x + 1), verbose=False)[0]
@@ -115,7 +104,7 @@ def test_a_readout_is_what_is_measured_and_predicted():
 def test_linear_regression_ends_at_the_pooled_optimum(l2, best):
     """In closed form; Ridge minimises sum of squares + alpha * |w|^2: alpha = lambda * n, and the bias is not in it."""
     x, y = linear_data(torch.float64)
-    task = RegressionTask(nn.Linear(3, 1, dtype=torch.float64), HalfSquaredError(), sgd(0.2), l2=l2)
+    task = fl.RegressionTask(nn.Linear(3, 1, dtype=torch.float64), fl.HalfSquaredError(), sgd(0.2), l2=l2)
     fit(task, 120, x, y, flags={"precision": "64-true"})
     best.fit(x, y)
     found = np.append(task.network.weight.detach().numpy(), task.network.bias.item())
@@ -129,8 +118,8 @@ def svm(
     labels = (y > y.median()).long()
     torch.manual_seed(0)
     network = nn.Linear(3, 2, bias=bias, dtype=torch.float64)
-    task = ClassificationTask(network, 2, Hinge(squared), sgd(lr), l2=l2)
-    fit(task, rounds, x, labels, local=LocalTraining(**STEP, lr_decay=decay), flags={"precision": "64-true"})
+    task = fl.ClassificationTask(network, 2, fl.Hinge(squared), sgd(lr), l2=l2)
+    fit(task, rounds, x, labels, local=fl.LocalTraining(**STEP, lr_decay=decay), flags={"precision": "64-true"})
     offset = float(network.bias[1].detach()) if bias else 0.0
     torch.testing.assert_close(network.weight[0], -network.weight[1], rtol=0, atol=1e-3 if squared else 0.1)
     return network.weight[1].detach().numpy(), offset, x, labels
@@ -162,11 +151,11 @@ def test_the_plain_hinge_is_svc():
 @pytest.mark.parametrize("squared", [True, False])
 def test_the_hinge_of_many_classes_by_hand(squared):
     """Outputs 0.5, -2, 1.5 for class 0: 1 - 0.5, 0 for -2 (on the right side by more than 1), 1 + 1.5."""
-    loss = Hinge(squared)(torch.tensor([[0.5, -2.0, 1.5]]), torch.tensor([0]))
+    loss = fl.Hinge(squared)(torch.tensor([[0.5, -2.0, 1.5]]), torch.tensor([0]))
     assert float(loss) == pytest.approx(0.25 + 6.25 if squared else 0.5 + 2.5)
 
 
-@pytest.mark.parametrize("metric", [PercentageError(1e-6), R2Score()])
+@pytest.mark.parametrize("metric", [fl.PercentageError(1e-6), R2Score()])
 def test_a_metric_of_a_strategy_sees_what_the_task_measures(metric):
     """Outputs (N, 1) against targets (N,) would be broadcast to (N, N)."""
     x, y = linear_data()
@@ -174,8 +163,8 @@ def test_a_metric_of_a_strategy_sees_what_the_task_measures(metric):
     scores = []
     for chosen in (metric, names[type(metric).__name__]):
         torch.manual_seed(1)
-        strategy = ShapleyValues(chosen, "max", exact_up_to=5)
-        fit(RegressionTask(nn.Linear(3, 1)), 1, x, y, strategy=strategy)
+        strategy = fl.ShapleyValues(chosen, "max", exact_up_to=5)
+        fit(fl.RegressionTask(nn.Linear(3, 1)), 1, x, y, strategy=strategy)
         scores.append(strategy.figures())
     assert len(scores[0]) > 3
     assert scores[0] == pytest.approx(scores[1], rel=1e-4, abs=1e-5)

@@ -1,7 +1,5 @@
 """The simulator of related tasks: its weights, its examples, and who holds what."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,14 +1,11 @@
 """What happens to updates on their way: against closed forms, and in a federation against the same by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
-from against_hand import Updates, assert_follows, clients_of
-from by_hand import averaged, build, flat
+from against_hand import Updates, assert_follows, sending
 from federations import Plain, federate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,28 +111,19 @@ def test_numbers_that_are_not_sent_are_not_quantised():
 def test_clipped_updates_in_a_federation():
     lengths = []
 
-    def step(net, world, t):
-        w, clients = flat(net)[0], clients_of(net, world)
-        for k, client in enumerate(clients):
-            change = flat(client)[0] - w
-            lengths.append(np.linalg.norm(change))
-            clients[k] = build(client, w + change * min(1, 0.5 / lengths[-1]), *flat(client)[1:])
-        return averaged(net, clients, world.sizes)
+    def clip(k, changes):
+        lengths.append(np.linalg.norm(changes[k]))
+        return changes[k] * min(1, 0.5 / lengths[-1])
 
-    assert_follows(torch.float64, step, transforms=[ClipUpdate(0.5)])
+    assert_follows(torch.float64, sending(clip), transforms=[ClipUpdate(0.5)])
     assert min(lengths) < 0.5 < max(lengths)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_halved_updates_in_a_federation(dtype):
-    def step(net, world, t):
-        w, clients = flat(net)[0], clients_of(net, world)
-        for k, client in enumerate(clients):
-            clients[k] = build(client, w + nearest_bfloat16(flat(client)[0] - w), *flat(client)[1:])
-        return averaged(net, clients, world.sizes)
-
     # one change in a few thousand lies so near the middle between two halves that the last bits of training decide
-    _, rounds = assert_follows(dtype, step, transforms=[HalfPrecision()], tolerance=1e-4)
+    halved = sending(lambda k, changes: nearest_bfloat16(changes[k]))
+    _, rounds = assert_follows(dtype, halved, transforms=[HalfPrecision()], tolerance=1e-4)
     width = 4 if dtype == torch.float32 else 8
     parameters = sum(p.numel() for p in Plain(batchnorm=True).parameters())
     assert {u.bytes_down - u.bytes_up for r in rounds for u in r} == {(width - 2) * parameters}
@@ -164,34 +152,25 @@ def test_sparse_updates_in_a_federation():
     """A tenth of the numbers, and what each client has kept over three rounds."""
     kept = {}
 
-    def step(net, world, t):
-        w, clients = flat(net)[0], clients_of(net, world)
-        for k, client in enumerate(clients):
-            change = flat(client)[0] - w + kept.get(k, 0)
-            largest = np.argsort(np.abs(change))[-max(1, round(0.1 * len(change))) :]
-            sent = np.zeros_like(change)
-            sent[largest] = change[largest]
-            kept[k] = np.float32(change - sent).astype(float)
-            clients[k] = build(client, w + sent, *flat(client)[1:])
-        return averaged(net, clients, world.sizes)
+    def largest(k, changes):
+        change = changes[k] + kept.get(k, 0)
+        chosen = np.argsort(np.abs(change))[-max(1, round(0.1 * len(change))) :]
+        sent = np.zeros_like(change)
+        sent[chosen] = change[chosen]
+        kept[k] = np.float32(change - sent).astype(float)
+        return sent
 
-    _, rounds = assert_follows(torch.float64, step, transforms=[TopK(0.1)], tolerance=1e-7)
+    _, rounds = assert_follows(torch.float64, sending(largest), transforms=[TopK(0.1)], tolerance=1e-7)
     width = 8
     parameters = sum(p.numel() for p in Plain(batchnorm=True).parameters())
     whole, count = rounds[0][0].bytes_down, round(0.1 * parameters)
     assert {u.bytes_up for r in rounds for u in r} == {whole - width * parameters + count * (width + 4)}
 
 
-def test_a_transform_s_figures_are_logged_and_no_longer_get_what_clients_keep():
+def test_a_transform_s_figures_are_logged():
     class Counted(Quantize):
         def figures(self, rounds, drawn):
             return {"rounds_times_drawn": float(rounds * drawn)}
 
-    class Asks(Quantize):
-        def figures(self, rounds, drawn, kept):
-            return {"keeping": float(len(kept))}
-
     run = federate(Plain(), 2, transforms=[Counted(8)])
     assert float(run.callback_metrics["federation/rounds_times_drawn"]) == 6.0
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'kept'"):
-        federate(Plain(), 1, transforms=[Asks(8)])

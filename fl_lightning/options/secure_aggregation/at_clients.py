@@ -18,8 +18,7 @@ from fl_lightning.clients.judging import UpdateEditor
 from fl_lightning.core.option import ClientContext, ClientHooks, SitePlace
 from fl_lightning.errors import ConfigurationError, ProtocolError
 from fl_lightning.functional.sums import Sums
-from fl_lightning.functional.whole_numbers import whole_to_words
-from fl_lightning.functional.words import to_words
+from fl_lightning.functional.words import to_words, whole_to_words
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.secure_aggregation import messages
 from fl_lightning.options.secure_aggregation.checks import require_grids, require_round, require_same

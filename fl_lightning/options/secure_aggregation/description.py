@@ -15,8 +15,7 @@ from typing import Any
 from fl_lightning.errors import ProtocolError
 from fl_lightning.functional.digest import Digest
 from fl_lightning.functional.sums import Grid
-from fl_lightning.functional.whole_numbers import WholeLayout
-from fl_lightning.functional.words import WordLayout
+from fl_lightning.functional.words import WholeLayout, WordLayout
 from fl_lightning.messages import ClientTask, ServerModel
 
 BEFORE = -1

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fl_lightning.errors import ClientError, ProtocolError
 from fl_lightning.functional.secret_sharing import PRIME, join_shares
-from fl_lightning.functional.whole_numbers import words_to_whole
-from fl_lightning.functional.words import add_words
+from fl_lightning.functional.words import add_words, words_to_whole
 from fl_lightning.options.secure_aggregation import messages
 from fl_lightning.options.secure_aggregation.client import Announcement, common_mask, own_mask
 from fl_lightning.options.secure_aggregation.description import RoundDescription
