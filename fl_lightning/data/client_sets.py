@@ -8,16 +8,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset, default_collate
 
 from fl_lightning.data.client_datasets import first_loader
 from fl_lightning.data.client_source import Sizes
 from fl_lightning.data.client_sources import (
-    Source,
     as_loader,
-    dataset_of,
-    is_module,
+    brings,
     joined,
     of_client,
     refuse_package,
@@ -67,7 +64,7 @@ class ClientSets(LightningDataModule):
 
     def __init__(
         self,
-        clients: Mapping[str, Source],
+        clients: Mapping[str, Any],
         val: Any = None,
         test: Any = None,
         batch_size: int = 32,
@@ -84,7 +81,7 @@ class ClientSets(LightningDataModule):
         require(len(by_name) == len(clients), "data.clients", "clients whose names differ as texts", list(clients))
         self.clients = {name: by_name[name] for name in sorted(by_name)}
         self.names = tuple(self.clients)
-        self._modules: dict[str, LightningDataModule] = {name: own for name, own in self.clients.items() if is_module(own)}
+        self._modules = {name: own for name, own in self.clients.items() if isinstance(own, LightningDataModule)}
         self.prepare_data_per_node = not self._modules or any(own.prepare_data_per_node for own in self._modules.values())
         self.given: dict[Part, Any] = {"validation": val, "test": test}
         self._own: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "collate_fn": collate_fn}
@@ -113,7 +110,7 @@ class ClientSets(LightningDataModule):
 
     def _of_modules(self, loader: str) -> bool:
         """Return whether every client is a datamodule that provides a loader."""
-        return all(is_module(s) and is_overridden(loader, s, LightningDataModule) for s in self.clients.values())
+        return all(brings(source, loader) for source in self.clients.values())
 
     @property
     def origin(self) -> str:
@@ -150,14 +147,16 @@ class ClientSets(LightningDataModule):
         if any(map(reads_alone, each)):
             self.opened = each
         else:
-            self._require_alike(loaders)
+            for setting in _SHARED:
+                require_same(setting, {name: getattr(loader, setting) for name, loader in loaders.items()})
+            require_same("shuffle", {name: isinstance(loader.sampler, RandomSampler) for name, loader in loaders.items()})
             sets = {"training": [loader.dataset for loader in each], **sets}
         self._arrange({part: own for part, own in sets.items() if own}, each[0])
         if self.opened:
             sizes = [size_of(name, loader) for name, loader in loaders.items()]
             self.splits = replace(self.splits, training=Sizes(sizes, self.names), persons=None)
 
-    def _training_loader(self, name: str, source: Source) -> DataLoader[Any]:
+    def _training_loader(self, name: str, source: Any) -> DataLoader[Any]:
         given = training_source(name, source)
         if isinstance(given, DataLoader):
             return given
@@ -165,12 +164,6 @@ class ClientSets(LightningDataModule):
         if not streams:
             sized(name, given)
         return DataLoader(given, shuffle=self._shuffle and not streams, **self._own)
-
-    @staticmethod
-    def _require_alike(loaders: Mapping[str, DataLoader[Any]]) -> None:
-        for setting in _SHARED:
-            require_same(setting, {name: getattr(loader, setting) for name, loader in loaders.items()})
-        require_same("shuffle", {name: isinstance(loader.sampler, RandomSampler) for name, loader in loaders.items()})
 
     def _require_same_names(self, loaders: Mapping[str, Any], sets: Mapping[Part, list[Any]]) -> None:
         """Refuse clients or sets whose classes or features have other names than the first client's that has names."""
@@ -194,7 +187,7 @@ class ClientSets(LightningDataModule):
         for name, source in self.clients.items():
             with of_client(name):
                 own = as_loader(first_loader(getattr(source, _LOADERS[part])()) if by_name is None else by_name[name])
-            dataset = sized(name, dataset_of(own))
+            dataset = sized(name, own.dataset if isinstance(own, DataLoader) else own)
             reader = own if isinstance(own, DataLoader) else self._reader(part, dataset, training[name])
             if not is_plain(reader.sampler):
                 check_sampler(reader, f"The {part} loader of client '{name}'")
@@ -233,19 +226,16 @@ class ClientSets(LightningDataModule):
         assert self._loader is not None
         return self._loader
 
-    def val_dataloader(self) -> Any:
-        """Return the server's validation set; None if it is the union of the clients' own."""
-        return self._server_set("validation")
-
-    def test_dataloader(self) -> Any:
-        """Return the server's test set; None if it is the union of the clients' own."""
-        return self._server_set("test")
-
-    def _server_set(self, part: Part) -> Any:
+    def val_dataloader(self, part: Part = "validation") -> Any:
+        """Return the server's validation set, or test set; None if it is the union of the clients' own."""
         given = self.given[part]
         if isinstance(given, DataLoader | TensorLoader):
             return given
         return None if given is None or part in self.readers else self._reader(part, given, self.train_dataloader())
+
+    def test_dataloader(self) -> Any:
+        """Return the server's test set; None if it is the union of the clients' own."""
+        return self.val_dataloader("test")
 
     def teardown(self, stage: str) -> None:
         """Let the clients' datamodules clean up."""

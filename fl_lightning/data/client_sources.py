@@ -20,9 +20,6 @@ from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError, DataError, add_note, require
 from fl_lightning.functional.description import own_class
 
-Source = Any
-"""A client's examples: a dataset, a DataLoader, or a LightningDataModule."""
-
 
 def refuse_package(what: str, given: object) -> None:
     """Refuse an object of the other package.
@@ -41,7 +38,7 @@ def refuse_package(what: str, given: object) -> None:
         )
 
 
-def share_images(clients: Mapping[str, Source]) -> bool:
+def share_images(clients: Mapping[str, Any]) -> bool:
     """Return whether the clients' datamodules scale and augment images in one way, in a hook that all clients share.
 
     Raises:
@@ -50,7 +47,7 @@ def share_images(clients: Mapping[str, Source]) -> bool:
     images = [source for source in clients.values() if isinstance(source, ImageDataModule)]
     for name, source in clients.items():
         base = ImageDataModule if isinstance(source, ImageDataModule) else LightningDataModule
-        hooks = [f"overrides '{h}'" for h in TRANSFER_HOOKS if is_module(source) and is_overridden(h, source, base)]
+        hooks = [f"overrides '{hook}'" for hook in TRANSFER_HOOKS if brings(source, hook, base)]
         differs = images and not images[0].transfers_like(source)
         if hooks or differs:
             raise ConfigurationError(
@@ -62,21 +59,26 @@ def share_images(clients: Mapping[str, Source]) -> bool:
     return bool(images)
 
 
-def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
+def brings(source: Any, method: str, base: type[LightningDataModule] = LightningDataModule) -> bool:
+    """Return whether a client's examples come from a datamodule that overrides a loader or a hook."""
+    return isinstance(source, LightningDataModule) and bool(is_overridden(method, source, base))
+
+
+def said_of_examples(clients: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the clients' datamodules say of their examples, by the attributes that models and reports read.
 
     Raises:
         ConfigurationError: if they say different things.
     """
     found: dict[str, Any] = {}
-    modules = {name: source for name, source in clients.items() if is_module(source) and own_class(type(source))}
+    own_kinds = {name: s for name, s in clients.items() if isinstance(s, LightningDataModule) and own_class(type(s))}
     for name in ("schema", "density_scale"):
-        said = {client: getattr(source, name, None) for client, source in modules.items()}
+        said = {client: getattr(source, name, None) for client, source in own_kinds.items()}
         said = {client: value for client, value in said.items() if isinstance(value, Schema | int | float)}
         require_same(name, {c: value.digest() if isinstance(value, Schema) else value for c, value in said.items()})
         if said:
             found[name] = next(iter(said.values()))
-    for client, source in modules.items():
+    for client, source in own_kinds.items():
         known = "false, since each client's table would be scaled by its own rows, and the same number mean different things"
         own, hint = getattr(source, "standardize", False), "Let the model scale by the rows of all clients: Standardized."
         require(own is not True, f"data.clients.{client}.standardize", known, own, hint)
@@ -102,9 +104,9 @@ def require_same(setting: str, values: Mapping[str, Any]) -> None:
             )
 
 
-def warn_of_unused(clients: Mapping[str, Source], loader: str) -> None:
+def warn_of_unused(clients: Mapping[str, Any], loader: str) -> None:
     """Warn of clients' own sets that are not used, because other clients lack them."""
-    having = [name for name, own in clients.items() if is_module(own) and is_overridden(loader, own, LightningDataModule)]
+    having = [name for name, own in clients.items() if brings(own, loader)]
     if having:
         lacking = next(name for name in clients if name not in having)
         rank_zero_warn(
@@ -128,12 +130,7 @@ def of_client(name: str) -> Iterator[None]:
         raise
 
 
-def is_module(source: Source) -> bool:
-    """Return whether a client's examples come from a datamodule of its own."""
-    return isinstance(source, LightningDataModule)
-
-
-def training_source(name: str, source: Source) -> Any:
+def training_source(name: str, source: Any) -> Any:
     """Return a client's training DataLoader, or its dataset.
 
     Args:
@@ -143,20 +140,16 @@ def training_source(name: str, source: Source) -> Any:
     Raises:
         DataError: if that is several loaders, or a loader of another kind, whose batches would be batched again.
     """
+    module = isinstance(source, LightningDataModule)
     with of_client(name):
-        given = source.train_dataloader() if is_module(source) else source
-    another = is_module(source) or any(kind.__name__.endswith("Loader") for kind in type(given).__mro__)
+        given = source.train_dataloader() if module else source
+    another = module or any(kind.__name__.endswith("Loader") for kind in type(given).__mro__)
     if another and not isinstance(given, DataLoader):
         raise DataError(
             f"Client '{name}' trains on a {type(given).__name__}, but needs a single torch DataLoader. Join several datasets, "
             "and for batches from elsewhere write DataLoader(stream, batch_size=None), over an IterableDataset of them."
         )
     return given
-
-
-def dataset_of(given: Any) -> Any:
-    """Return the dataset that a loader reads, or the dataset itself."""
-    return given.dataset if isinstance(given, DataLoader) else given
 
 
 def sized(name: str, dataset: Any) -> Any:

@@ -121,7 +121,9 @@ class ImageDataModule(InMemoryDataModule):
         origin: the origin of the data, in words.
     """
 
-    renamed = MappingProxyType({"schema": "'classes', a list of names"})
+    renamed = MappingProxyType(
+        {"schema": "'classes', a list of names", "test_root": "the folder 'test' in 'root', beside 'train'"}
+    )
     on_resume = ResumeRule(free="num_workers")
 
     def __init__(

@@ -12,7 +12,6 @@ from federations import ready
 from torch.utils import data as sets
 
 import fl_lightning as fl
-from fl_lightning.data.client_datasets import reads_alike
 
 SIZE = 40
 
@@ -176,17 +175,3 @@ def test_a_set_without_a_loader_needs_a_collation_if_the_clients_have_one():
     for more in ({"val": sets.DataLoader(numbers(5, 1000))}, {"val": numbers(5, 1000), "collate_fn": sets.default_collate}):
         data = ready(fl.FederatedDataModule.from_clients(clients, **more))
         assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]
-
-
-def test_when_two_loaders_read_alike():
-    def alike(first: Any, second: Any) -> bool:
-        return reads_alike(*(sets.DataLoader(numbers(4), collate_fn=collate) for collate in (first, second)))
-
-    one = WithCollation()
-    assert alike(one.collate, one.collate)
-    assert not alike(one.collate, WithCollation().collate)
-    assert alike(shifted, shifted)
-    assert not alike(lambda examples: examples, lambda examples: examples)
-    assert alike(None, None)
-    assert not alike(None, shifted)
-    assert not reads_alike(sets.DataLoader(numbers(4)), sets.DataLoader(numbers(4), num_workers=1))
