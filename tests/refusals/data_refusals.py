@@ -88,6 +88,7 @@ FILES = [
     gone(labels, "(in example 11, whose label is read)"),
 ]
 
+SCALES = (("a", 9.0), ("b", 1.0))
 PACKAGES = [
     Refusal(set_up({"a": fl.MNISTDataModule(), "b": fl.TorchvisionDataModule("USPS")}), "TorchvisionDataModule of client 'b'"),
     Refusal(
@@ -95,10 +96,7 @@ PACKAGES = [
         "client 'b' scales or augments images otherwise, but all ... one object as 'augmentation'; in YAML use one datamodule",
     ),
     Refusal(set_up({"a": fl.MNISTDataModule(), "b": VAL}), "TensorDataset of client 'b' scales or augments images otherwise"),
-    Refusal(
-        set_up({name: fl.SimulatedCellsDataModule(density_scale=scale) for name, scale in (("a", 100.0), ("b", 1.0))}),
-        "'density_scale' is 100.0 for 'a', but 1.0 for 'b'",
-    ),
+    Refusal(set_up({n: fl.SimulatedCellsDataModule(density_scale=s) for n, s in SCALES}), "'density_scale' is 9.0 for 'a'"),
     Refusal(lambda: from_clients({name: fl.TableDataModule("x.csv") for name in "ab"}), "'data.clients.a.standardize' must be"),
 ]
 

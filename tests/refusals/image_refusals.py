@@ -126,10 +126,7 @@ IMAGE = [
     told(folder(lambda root: paint(root / "gnu", 2), classes=["emu", "dog", "cat"]), "a folder of the class 'gnu', which"),
     Refusal(lambda: fl.ImageFolderDataModule("x", schema="schema.yaml"), "'schema' is now 'classes', a list of names"),
     Refusal(folder(Path, root={}), "'data.datamodule.root' must be a folder, or a folder f"),
-    told(
-        painted("test/cat", "test/dog", "train/cat", "train/ant"),
-        "training set has the classes ant, cat, but 'own/test' has",
-    ),
+    told(painted("test/cat", "test/dog", "train/cat", "train/ant"), "training set has the classes ant, cat, but 'own/test'"),
     Refusal(lambda: fl.ImageFolderDataModule("x", test_root="y"), "'test_root' is now the folder 'test' in 'root', beside"),
     told(painted("train/cat", "train/dog", "test/cat", "test/dog", "unlabelled/cat"), "contains unlabelled next to 'train',"),
     told(folder(halved, memory_limit=0.0), "1 of 1 images cannot be read: ... emu/1.png ... Fix them, or move them elsewhere"),

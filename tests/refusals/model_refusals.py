@@ -102,8 +102,12 @@ SCALES = [
 ]
 
 
-def freezing(parts: Any = ("net.0", "net.1"), rounds: int = 1, settings: Any = None, **times: Any) -> Callable[[], Any]:
-    return lambda: federate(Plain(batchnorm=True), rounds, fl.TransferLearning(list(parts), **times), **(settings or {}))
+def freezing(parts: Any) -> Callable[[], Any]:
+    return lambda: federate(Plain(batchnorm=True), 1, fl.TransferLearning(parts))
+
+
+def thawing(**settings: Any) -> Callable[[], Any]:
+    return lambda: federate(Plain(batchnorm=True), 3, fl.TransferLearning(["net.0", "net.1"], thaw_after=1), **settings)
 
 
 @later
@@ -119,14 +123,8 @@ def alone() -> None:
 
 
 NETWORKS = [
-    Refusal(
-        freezing(rounds=3, settings={"strategy": fl.Scaffold()}, thaw_after=1),
-        "In round 1, 'control' of Scaffold.broadcast is a tensor of shape ..., but",
-    ),
-    Refusal(
-        freezing(rounds=3, settings={"transforms": [fl.TopK(0.5)]}, thaw_after=1),
-        "The trained parameters changed in round 1, but clients keep",
-    ),
+    Refusal(thawing(strategy=fl.Scaffold()), "In round 1, 'control' of Scaffold.broadcast is a tensor of shape ..., but"),
+    Refusal(thawing(transforms=[fl.TopK(0.5)]), "The trained parameters changed in round 1, but clients keep"),
     Refusal(alone, "compare_alone' to false, or freeze the same parts in all rounds"),
     Refusal(freezing(["top"]), "cannot freeze 'top', which is not a part of Plain with parameters. Set 'parts' to some"),
     Refusal(freezing(["net"]), "TransferLearning freezes every trained parameter of Plain: 'parts' is ['net']"),
@@ -255,7 +253,9 @@ def scored(value: float) -> Any:
     return variant(on_validation_epoch_end=lambda self: self.log("score", value))
 
 
+BY_OWN = fl.AdaFed("score", mode="max")
 BY_SCORE = variant(fl.WeightedAverage, weight=lambda self, update: update.score)()
+STEPS, BY_METRIC = variant(validation_step=lambda self, *_: None), fl.AdaFed(metrics.MulticlassAccuracy(3))
 SILENT = variant(validation_step=L.LightningModule.validation_step)
 NO_DIRECTION = "must be a metric that sets its class attribute 'higher_is_better'"
 METRIC = [
@@ -277,18 +277,9 @@ METRIC = [
     fits("needs 'val_acc' of models, but the set to", strategy=fl.AdaFed("val_acc"), data=changed("val", [])),
     fits("needs val_acc on the server's validation set, but", strategy=fl.AdaFed("val_acc"), data=NoValidation()),
     fits("'val_accuracy', which Plain does not log ... It logs: val_acc, val_loss", strategy=fl.AdaFed()),
-    Refusal(
-        fitting(module=scored(-0.5), strategy=fl.AdaFed("score", mode="max")),
-        "AdaFed gave client 1 the weight -0.5 in round 0, but weights must be finite",
-        fl.ClientError,
-    ),
+    Refusal(fitting(module=scored(-0.5), strategy=BY_OWN), "gave client 1 the weight -0.5 in round 0, but", fl.ClientError),
     fits("Variant.weight returns None, but must return a number. 'update.score' is known", strategy=BY_SCORE),
-    fits(
-        "needs batches of (input, target), but it got a dict",
-        module=variant(validation_step=lambda self, batch, batch_idx: None),
-        strategy=fl.AdaFed(metrics.MulticlassAccuracy(3)),
-        data=changed("val", DataLoader([{"x": torch.zeros(2, 4)}], batch_size=None)),
-    ),
+    fits("batches of (input, target), but it got a dict", module=STEPS, strategy=BY_METRIC, data=changed("val", TEXTS)),
 ]
 
 

@@ -94,6 +94,7 @@ Positions = given(
 )
 
 
+ADAPTIVE, SEEDED = fl.ClientPrivacy(0.5, 2.0, target_quantile=0.5), fl.ClientPrivacy(1.0, 1.0, noise_seed=7)
 PRIVACY = [
     # settings of clients' privacy
     *(
@@ -118,14 +119,8 @@ PRIVACY = [
     Refusal(clients(data=WITH_TESTS), "'data.server_set' is clients, so the"),
     Refusal(clients(local=fl.LocalTraining(precision="bf16-true")), "'federation.local.precision' must be one of at least 32"),
     Refusal(clients(module=lambda: Plain(batchnorm=True)), "buffers net.1.running_mean, net.1.running_var, net.1"),
-    Refusal(
-        private(transforms=[fl.ClientPrivacy(0.5, 2.0, target_quantile=0.5)], secure_aggregation=fl.SecureAggregation()),
-        "'target_quantile' of ClientPrivacy counts the changes that were clipped",
-    ),
-    Refusal(
-        private(transforms=[fl.ClientPrivacy(1.0, 1.0, noise_seed=7)], local=EXAMPLES),
-        "'noise_seed' of ClientPrivacy is 7, but 'noise_seed' of ... is None. Set both to",
-    ),
+    Refusal(private(transforms=[ADAPTIVE], secure_aggregation=fl.SecureAggregation()), "counts the changes that were clipped"),
+    Refusal(private(transforms=[SEEDED], local=EXAMPLES), "'noise_seed' of ClientPrivacy is 7, but ... is None. Set both to"),
     Refusal(clients(folder="memory://bucket"), "'trainer.default_root_dir' is memory://bucket, but the privacy ledger must"),
     # what examples' privacy does not go with
     Refusal(examples(route=fl.Mediators(2)), "The route Mediators evaluates clients' models on their tr"),

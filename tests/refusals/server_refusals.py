@@ -250,9 +250,7 @@ ROUNDS = [
     ),
     Refusal(fitting(module=INFINITE), "in round 0: the weights that it sent are not finite", fl.ClientError),
     fits("'model.optimizer' rejects its settings: Invalid learning rate: -0.5", module=lambda: own_rate(-0.5)),
-    fits(
-        "'training_step' of Plain was replaced on the instance", module=lambda: after(Plain(), "training_step", lambda *_: None)
-    ),
+    fits("'training_step' of Plain was replaced on the", module=lambda: after(Plain(), "training_step", lambda *_: None)),
     Refusal(fitting(module=stepping(lambda *_: 1 / 0)), "division by zero", ZeroDivisionError),
     *(
         fits(f"'trainer.{name}' is {value}, but ... Remove it and set 'federation.local.{name}' in", flags={name: value})

@@ -104,11 +104,7 @@ STRATEGY = [
     Refusal(fitting(module=with_loss(torch.nan), strategy=fl.QFedAvg()), "q-FedAvg cannot weigh client ... in", fl.ClientError),
     # strategies of a user's own
     *(fits(words, strategy=strategy) for strategy, words in OWN),
-    Refusal(
-        fitting(strategy=own(fl.FedAvg, __init__=lambda self: None)),
-        "'Own' object has no attribute ... call 'super().__init__()' in it",
-        AttributeError,
-    ),
+    Refusal(fitting(strategy=own(fl.FedAvg, __init__=lambda self: None)), "no attribute ... call 'super().", AttributeError),
     # half of a saved state
     fits("Own defines 'load_state_dict' but not 'state_dict', so a resumed run", strategy=own(fl.FedMedian, **LOADS)),
     fits("Own defines 'state_dict' but not 'load_state_dict', so a resumed run", route=own(fl.ServerRoute, **SAVES)),
