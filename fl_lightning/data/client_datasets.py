@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from fl_lightning.data.changes import NOTHING, Changes, ExampleChange, FeatureNoise, LabelAveraging
 from fl_lightning.data.client_source import ClientSource
-from fl_lightning.data.client_sources import joined
 from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.in_memory import joined
 from fl_lightning.data.labels import read_labels, refuse_other_labels
 from fl_lightning.data.loaders import client_loader, part_loader, reads_tensors
 from fl_lightning.data.resident_loader import ResidentLoader, reader_settings
