@@ -12,7 +12,6 @@ from torch.nn import functional
 import fl_lightning as fl
 from fl_lightning.types import RoundStart, Snapshot
 
-DTYPES = [torch.float32, torch.float64]
 ROUNDS = 3
 
 

@@ -8,7 +8,6 @@ import lightning as L
 import numpy as np
 import torch
 from federations import Blobs, Consecutive, Plain, every_round
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning import FedAvg, FederatedDataModule, FederatedOrchestrator, LocalTraining
@@ -23,19 +22,6 @@ def local(**more: Any) -> dict[str, Any]:
 
 def sgd(**settings: Any) -> dict[str, Any]:
     return {"server_optimizer": lambda parameters: torch.optim.SGD(parameters, **settings)}
-
-
-class Stepped(Plain):
-    """With a schedule inside of a round, and dropout."""
-
-    def __init__(self, gamma: float = 0.5, p: float = 0.1) -> None:
-        super().__init__()
-        self.gamma = gamma
-        self.net = nn.Sequential(*self.net, nn.Dropout(p))
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=self.gamma)]
 
 
 class OwnStrategy(FedAvg):
