@@ -144,18 +144,14 @@ def test_each_part_is_collated_by_its_own_loader(how):
     assert read(data.val_dataloader()) == list(range(40))
 
 
-class OneSet(WithCollation):
-    """A training set to be divided, and a validation set of its own."""
-
-    def val_dataloader(self) -> Any:
-        return sets.DataLoader(numbers(5, 1000), 5)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_held_out_parts_are_read_like_the_validation_set(workers):
-    class Working(OneSet):
+    class Working(WithCollation):
         def train_dataloader(self) -> Any:
             return sets.DataLoader(self.dataset, 5, collate_fn=self.collate, num_workers=workers)
+
+        def val_dataloader(self) -> Any:
+            return sets.DataLoader(numbers(5, 1000), 5, num_workers=workers)
 
     data = ready(fl.FederatedDataModule(Working(), fl.IIDPartitioner(2), client_validation=0.2, client_test=0.2))
     for client in range(2):
