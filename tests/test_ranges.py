@@ -77,6 +77,7 @@ Krum: {attackers: [-1, -0.1, 0.5], selected: 0}
 LeNet: {image_size: 3}
 LocalTraining: {progress: 'yes', optimizer_state: 'yes', engine: nonsense, max_epochs: -1, proximal_mu: -1.0, lr_decay: 0.0,
   gradient_clip_val: 0.0, limit_train_batches: 0, threads: 0, max_steps: 0, accumulate_grad_batches: 0, stack_size: 0}
+MNISTDataModule: {validation_share: [-0.1, 1]}
 MLP: {in_features: 0, hidden: [[0]], dropout: 1.0}
 MOON: {mu: -1.0, temperature: 0.0}
 Mediators: {clients_per_mediator: 0}

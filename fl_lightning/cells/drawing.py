@@ -183,14 +183,9 @@ def density_image(dots: Tensor, height: int, width: int, sigma: float) -> Tensor
     Returns:
         Cells per pixel, float32, shape (height, width).
     """
-    columns, rows = (_profile(dots[:, axis], size, sigma) for axis, size in ((0, width), (1, height)))
+    away = (torch.arange(size, dtype=torch.float64) - dots[:, k, None].double() for k, size in enumerate((width, height)))
+    columns, rows = (torch.softmax(-((one / sigma) ** 2) / 2, dim=1) for one in away)  # each sums to 1, shape (n, size)
     return (rows.T @ columns).float()
-
-
-def _profile(centres: Tensor, size: int, sigma: float) -> Tensor:
-    """Return the profile of each dot along one axis, which sums to 1, shape (n, size)."""
-    away = torch.arange(size, dtype=torch.float64) - centres.double()[:, None]
-    return torch.softmax(-((away / sigma) ** 2) / 2, dim=1)
 
 
 def require_cells(densities: Tensor, what: str, fix: str) -> None:

@@ -14,27 +14,17 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from fl_lightning.data.changes import NOTHING, Changes, ExampleChange, FeatureNoise, LabelAveraging
 from fl_lightning.data.client_source import ClientSource
-from fl_lightning.data.client_sources import joined
 from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.in_memory import joined
 from fl_lightning.data.labels import read_labels, refuse_other_labels
 from fl_lightning.data.loaders import client_loader, part_loader, reads_tensors
-from fl_lightning.data.resident_loader import ResidentLoader
-from fl_lightning.data.samplers import client_sampler, is_plain, yields
+from fl_lightning.data.resident_loader import ResidentLoader, reader_settings
+from fl_lightning.data.samplers import client_sampler, is_plain
 from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.splitting import sharing_clients
 from fl_lightning.messages import Part
-
-_READING = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "collate_fn",
-    "worker_init_fn",
-)
 
 
 class ClientDatasets(ClientSource):
@@ -187,13 +177,7 @@ class ClientDatasets(ClientSource):
 
     def sampler_of(self, indices: Tensor, order: torch.Generator | None) -> Sampler[int]:
         """Return a sampler of positions among some examples that reads them as the user's sampler does."""
-        return client_sampler(self.source.sampler, indices, order, self._possible)
-
-    @cached_property
-    def _possible(self) -> int:
-        """Return the number of examples that the loader of the training set can yield."""
-        found = yields(self.source)
-        return self._size if found is None else found.numel()
+        return client_sampler(self.source, indices, order)
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit."""
@@ -299,7 +283,7 @@ def first_loader(loaders: Any) -> Any:
 
 def reads_alike(one: DataLoader[Any], other: DataLoader[Any]) -> bool:
     """Return whether two loaders have the same workers and the same functions; two equal lambdas are not known to be."""
-    return all(getattr(one, name) == getattr(other, name) for name in _READING)
+    return reader_settings(one) == reader_settings(other)
 
 
 def placed(dataset: Any, device: torch.device, limit: float | None) -> Any:

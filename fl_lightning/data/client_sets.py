@@ -9,32 +9,21 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset, default_collate
 
 from fl_lightning.data.client_datasets import first_loader
 from fl_lightning.data.client_source import Sizes
-from fl_lightning.data.client_sources import (
-    Source,
-    as_loader,
-    dataset_of,
-    is_module,
-    joined,
-    of_client,
-    refuse_package,
-    require_same,
-    said_of_examples,
-    share_images,
-    sized,
-    training_source,
-    warn_of_unused,
-)
 from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.in_memory import ImageDataModule, joined
 from fl_lightning.data.labels import names_of, read_persons, require_alike
-from fl_lightning.data.opened_clients import reads_alone, size_of
+from fl_lightning.data.opened_clients import of_client, reads_alone, size_of, sized
 from fl_lightning.data.samplers import check_sampler, is_plain, yields
+from fl_lightning.data.schema import Schema
 from fl_lightning.data.tensor_loader import TensorLoader
-from fl_lightning.data.views import leave_out
-from fl_lightning.errors import require
+from fl_lightning.data.views import TRANSFER_HOOKS, leave_out
+from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.functional.description import own_class
 from fl_lightning.functional.partition import Partition
 from fl_lightning.messages import Part
 
@@ -67,7 +56,7 @@ class ClientSets(LightningDataModule):
 
     def __init__(
         self,
-        clients: Mapping[str, Source],
+        clients: Mapping[str, Any],
         val: Any = None,
         test: Any = None,
         batch_size: int = 32,
@@ -84,7 +73,7 @@ class ClientSets(LightningDataModule):
         require(len(by_name) == len(clients), "data.clients", "clients whose names differ as texts", list(clients))
         self.clients = {name: by_name[name] for name in sorted(by_name)}
         self.names = tuple(self.clients)
-        self._modules: dict[str, LightningDataModule] = {name: own for name, own in self.clients.items() if is_module(own)}
+        self._modules = {name: own for name, own in self.clients.items() if isinstance(own, LightningDataModule)}
         self.prepare_data_per_node = not self._modules or any(own.prepare_data_per_node for own in self._modules.values())
         self.given: dict[Part, Any] = {"validation": val, "test": test}
         self._own: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "collate_fn": collate_fn}
@@ -113,7 +102,7 @@ class ClientSets(LightningDataModule):
 
     def _of_modules(self, loader: str) -> bool:
         """Return whether every client is a datamodule that provides a loader."""
-        return all(is_module(s) and is_overridden(loader, s, LightningDataModule) for s in self.clients.values())
+        return all(brings(source, loader) for source in self.clients.values())
 
     @property
     def origin(self) -> str:
@@ -150,14 +139,16 @@ class ClientSets(LightningDataModule):
         if any(map(reads_alone, each)):
             self.opened = each
         else:
-            self._require_alike(loaders)
+            for setting in _SHARED:
+                require_same(setting, {name: getattr(loader, setting) for name, loader in loaders.items()})
+            require_same("shuffle", {name: isinstance(loader.sampler, RandomSampler) for name, loader in loaders.items()})
             sets = {"training": [loader.dataset for loader in each], **sets}
         self._arrange({part: own for part, own in sets.items() if own}, each[0])
         if self.opened:
             sizes = [size_of(name, loader) for name, loader in loaders.items()]
             self.splits = replace(self.splits, training=Sizes(sizes, self.names), persons=None)
 
-    def _training_loader(self, name: str, source: Source) -> DataLoader[Any]:
+    def _training_loader(self, name: str, source: Any) -> DataLoader[Any]:
         given = training_source(name, source)
         if isinstance(given, DataLoader):
             return given
@@ -165,12 +156,6 @@ class ClientSets(LightningDataModule):
         if not streams:
             sized(name, given)
         return DataLoader(given, shuffle=self._shuffle and not streams, **self._own)
-
-    @staticmethod
-    def _require_alike(loaders: Mapping[str, DataLoader[Any]]) -> None:
-        for setting in _SHARED:
-            require_same(setting, {name: getattr(loader, setting) for name, loader in loaders.items()})
-        require_same("shuffle", {name: isinstance(loader.sampler, RandomSampler) for name, loader in loaders.items()})
 
     def _require_same_names(self, loaders: Mapping[str, Any], sets: Mapping[Part, list[Any]]) -> None:
         """Refuse clients or sets whose classes or features have other names than the first client's that has names."""
@@ -194,7 +179,7 @@ class ClientSets(LightningDataModule):
         for name, source in self.clients.items():
             with of_client(name):
                 own = as_loader(first_loader(getattr(source, _LOADERS[part])()) if by_name is None else by_name[name])
-            dataset = sized(name, dataset_of(own))
+            dataset = sized(name, own.dataset if isinstance(own, DataLoader) else own)
             reader = own if isinstance(own, DataLoader) else self._reader(part, dataset, training[name])
             if not is_plain(reader.sampler):
                 check_sampler(reader, f"The {part} loader of client '{name}'")
@@ -233,19 +218,16 @@ class ClientSets(LightningDataModule):
         assert self._loader is not None
         return self._loader
 
-    def val_dataloader(self) -> Any:
-        """Return the server's validation set; None if it is the union of the clients' own."""
-        return self._server_set("validation")
-
-    def test_dataloader(self) -> Any:
-        """Return the server's test set; None if it is the union of the clients' own."""
-        return self._server_set("test")
-
-    def _server_set(self, part: Part) -> Any:
+    def val_dataloader(self, part: Part = "validation") -> Any:
+        """Return the server's validation set, or test set; None if it is the union of the clients' own."""
         given = self.given[part]
         if isinstance(given, DataLoader | TensorLoader):
             return given
         return None if given is None or part in self.readers else self._reader(part, given, self.train_dataloader())
+
+    def test_dataloader(self) -> Any:
+        """Return the server's test set; None if it is the union of the clients' own."""
+        return self.val_dataloader("test")
 
     def teardown(self, stage: str) -> None:
         """Let the clients' datamodules clean up."""
@@ -266,3 +248,127 @@ class ClientSets(LightningDataModule):
         for name, source in self._modules.items():
             if name in state_dict:
                 source.load_state_dict(state_dict[name])
+
+
+# ---------------------------------------------------------------- what clients bring
+
+
+def refuse_package(what: str, given: object) -> None:
+    """Refuse an object of the other package.
+
+    Args:
+        what: what it is to be, for the message.
+        given: the object.
+
+    Raises:
+        ConfigurationError: naming it.
+    """
+    if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(given).__mro__):
+        raise ConfigurationError(
+            f"{type(given).__name__}, {what}, is not a class of the package 'lightning', with which fl_lightning works: import "
+            "from 'lightning.pytorch' instead of 'pytorch_lightning'."
+        )
+
+
+def share_images(clients: Mapping[str, Any]) -> bool:
+    """Return whether the clients' datamodules scale and augment images in one way, in a hook that all clients share.
+
+    Raises:
+        ConfigurationError: if it is not known that their hooks are alike; it names the client.
+    """
+    images = [source for source in clients.values() if isinstance(source, ImageDataModule)]
+    for name, source in clients.items():
+        base = ImageDataModule if isinstance(source, ImageDataModule) else LightningDataModule
+        hooks = [f"overrides '{hook}'" for hook in TRANSFER_HOOKS if brings(source, hook, base)]
+        differs = images and not images[0].transfers_like(source)
+        if hooks or differs:
+            raise ConfigurationError(
+                f"The {type(source).__name__} of client '{name}' {[*hooks, 'scales or augments images otherwise'][0]}, but all "
+                "clients share one way. Give all of them the same 'mean' and 'std' (or 'normalize'), and one object as "
+                "'augmentation'; in YAML use one datamodule with 'root: {a: ..., b: ...}' and DomainPartitioner, or let the "
+                "LightningModule or the dataset change images."
+            )
+    return bool(images)
+
+
+def brings(source: Any, method: str, base: type[LightningDataModule] = LightningDataModule) -> bool:
+    """Return whether a client's examples come from a datamodule that overrides a loader or a hook."""
+    return isinstance(source, LightningDataModule) and bool(is_overridden(method, source, base))
+
+
+def said_of_examples(clients: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the clients' datamodules say of their examples, by the attributes that models and reports read.
+
+    Raises:
+        ConfigurationError: if they say different things.
+    """
+    found: dict[str, Any] = {}
+    own_kinds = {name: s for name, s in clients.items() if isinstance(s, LightningDataModule) and own_class(type(s))}
+    for name in ("schema", "density_scale"):
+        said = {client: getattr(source, name, None) for client, source in own_kinds.items()}
+        said = {client: value for client, value in said.items() if isinstance(value, Schema | int | float)}
+        require_same(name, {c: value.digest() if isinstance(value, Schema) else value for c, value in said.items()})
+        if said:
+            found[name] = next(iter(said.values()))
+    for client, source in own_kinds.items():
+        known = "false, since each client's table would be scaled by its own rows, and the same number mean different things"
+        own, hint = getattr(source, "standardize", False), "Let the model scale by the rows of all clients: Standardized."
+        require(own is not True, f"data.clients.{client}.standardize", known, own, hint)
+    return found
+
+
+def require_same(setting: str, values: Mapping[str, Any]) -> None:
+    """Refuse a setting that all clients share, but that differs between two of them.
+
+    Args:
+        setting: its name.
+        values: its value for each client, by name.
+
+    Raises:
+        ConfigurationError: naming two clients and their values.
+    """
+    for name, value in values.items():
+        first, one = next(iter(values.items()))
+        if value != one:
+            raise ConfigurationError(
+                f"The clients differ: '{setting}' is {one!r} for '{first}', but {value!r} for '{name}'. All clients share it: "
+                "give all of them the same."
+            )
+
+
+def warn_of_unused(clients: Mapping[str, Any], loader: str) -> None:
+    """Warn of clients' own sets that are not used, because other clients lack them."""
+    having = [name for name, own in clients.items() if brings(own, loader)]
+    if having:
+        lacking = next(name for name in clients if name not in having)
+        rank_zero_warn(
+            f"The datamodule of client '{having[0]}' has a '{loader}', but client '{lacking}' has none, so no client's is "
+            "used. Give each client one (tables and folders: 'test_share'), or none of them."
+        )
+
+
+def as_loader(given: Any) -> Any:
+    """Return a loader of tensors as the DataLoader that reads the same batches; anything else unchanged."""
+    return DataLoader(given.dataset, given.batch_size) if isinstance(given, TensorLoader) else given
+
+
+def training_source(name: str, source: Any) -> Any:
+    """Return a client's training DataLoader, or its dataset.
+
+    Args:
+        name: the client's name.
+        source: what it brings.
+
+    Raises:
+        DataError: if that is several loaders, or a loader of another kind, whose batches would be batched again.
+    """
+    module = isinstance(source, LightningDataModule)
+    with of_client(name):
+        given = source.train_dataloader() if module else source
+    another = module or any(kind.__name__.endswith("Loader") for kind in type(given).__mro__)
+    if another and not isinstance(given, DataLoader):
+        raise DataError(
+            f"Client '{name}' trains on a {type(given).__name__}, but needs a single torch DataLoader. Join several datasets, "
+            "and for batches from elsewhere write DataLoader(stream, batch_size=None), over an IterableDataset of them."
+        )
+    return given

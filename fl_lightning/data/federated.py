@@ -16,9 +16,8 @@ from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.changes import FeatureNoise, LabelAveraging
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_part import ClientPart
-from fl_lightning.data.client_sets import ClientSets
+from fl_lightning.data.client_sets import ClientSets, as_loader, refuse_package
 from fl_lightning.data.client_source import ClientSource
-from fl_lightning.data.client_sources import as_loader, refuse_package
 from fl_lightning.data.client_splits import ClientSplits, HeldOut, check_parts, divide, held_out_last, hold_back
 from fl_lightning.data.labels import labels_at_hand, require_alike
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader

@@ -288,7 +288,6 @@ class ImageFolderDataModule(ImageDataModule):
         root: the folder. If it consists of train (or training), test (or testing) and val (or valid, validation), the server
             validates on val and tests on test, or uses for both the one that exists. Or a dictionary
             of clients' names and folders, each folder of the form class/image.
-        test_root: a separate folder with the server's test set, with the same classes; None uses that under ``root``, if any.
         test_share: the share of the images, in [0, 1), held out as the server's test set in the proportions of domains and
             classes, if no folder has one. With 0, no set is held out: see ``server_set`` of the FederatedDataModule.
         image_size: the height and width in pixels to which images are resized; None if all images have the same size.
@@ -302,15 +301,14 @@ class ImageFolderDataModule(ImageDataModule):
 
     Raises:
         ConfigurationError: if a value is outside its range.
-        DataError: if ``test_root`` lies inside ``root``, or if ``root`` has other folders next to train and test.
+        DataError: if ``root`` has other folders next to train and test.
     """
 
-    on_resume = ResumeRule(free="root test_root num_workers memory_limit")
+    on_resume = ResumeRule(free="root num_workers memory_limit")
 
     def __init__(
         self,
         root: str | dict[str, str],
-        test_root: str | None = None,
         test_share: float = 0.0,
         image_size: int | None = None,
         channels: Literal[1, 3] = 3,
@@ -324,27 +322,14 @@ class ImageFolderDataModule(ImageDataModule):
         require(memory_limit >= 0, "data.datamodule.memory_limit", "0 or above, in GiB", memory_limit)
         fits = self.mean is None or len(self.mean) == channels
         require(fits, "data.datamodule.mean", f"one number for each of {channels} channels", self.mean)
-        self.root, self.test_root, self.test_share = root, test_root, test_share
+        self.root, self.test_share = root, test_share
         self._root = client_paths("data.datamodule.root", root)
         require(bool(self._root), "data.datamodule.root", "a folder, or a folder for each client", root)
         self.image_size, self.channels, self.memory_limit = image_size, channels, memory_limit
         self._reader = ImageReader(channels, image_size, white)
         self.classes = given_classes(classes, str)
-        if not test_share and self._folders()[1:] == (None, None):
+        if not test_share and (isinstance(self._root, dict) or split_folders(self._root)[1:] == (None, None)):
             self.without_server_set()
-
-    def _folders(self) -> tuple[Path | dict[str, Path], Path | None, Path | None]:
-        """Return the folders of training, validation and test images."""
-        root = self._root
-        if self.test_root is None:
-            return split_folders(root) if isinstance(root, Path) else (root, None, None)
-        test = Path(self.test_root)
-        if any(one == test or one in test.parents for one in (root.values() if isinstance(root, dict) else [root])):
-            raise DataError(
-                f"'data.datamodule.test_root' is {test}, which is inside 'root' {root}, so the federation would train on its "
-                "images. Set 'root' to the folder of the training images alone."
-            )
-        return root, None, test
 
     def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
         """Find and read the images.
@@ -352,7 +337,7 @@ class ImageFolderDataModule(ImageDataModule):
         Raises:
             DataError: if folders do not have this form, or images cannot be read.
         """
-        folder, *held = self._folders()
+        folder, *held = (self._root, None, None) if isinstance(self._root, dict) else split_folders(self._root)
         files = find_images(folder, self._reader, self.classes)
         val, test = (None if path is None else find_images(path, self._reader, self.classes) for path in held)
         for path, other in zip(held, (val, test), strict=True):

@@ -12,11 +12,12 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
 from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.changes import scaled_to_one
+from fl_lightning.data.labels import names_of
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import leave_out
 from fl_lightning.errors import DataError, require, require_counts, require_texts
@@ -121,7 +122,9 @@ class ImageDataModule(InMemoryDataModule):
         origin: the origin of the data, in words.
     """
 
-    renamed = MappingProxyType({"schema": "'classes', a list of names"})
+    renamed = MappingProxyType(
+        {"schema": "'classes', a list of names", "test_root": "the folder 'test' in 'root', beside 'train'"}
+    )
     on_resume = ResumeRule(free="num_workers")
 
     def __init__(
@@ -261,6 +264,19 @@ def named_dataset(tensors: Sequence[Tensor], **attributes: Any) -> TensorDataset
     dataset = TensorDataset(*tensors)
     vars(dataset).update(attributes)
     return dataset
+
+
+def joined(sets: list[Any]) -> Any:
+    """Return datasets as one; tensors of equal shapes are joined, so that batches are indexed at once, with equal names."""
+    if all(type(own) is TensorDataset for own in sets):
+        columns = list(zip(*(own.tensors for own in sets), strict=False))
+        kinds = {tuple((t.dtype, t.shape[1:]) for t in own.tensors) for own in sets}
+        if len(kinds) == 1:
+            named = {kind: names_of(ConcatDataset(sets), kind) for kind in ("classes", "feature_names")}
+            return named_dataset(
+                [torch.cat(column) for column in columns], **{kind: names for kind, names in named.items() if names}
+            )
+    return ConcatDataset(sets)
 
 
 def selected(dataset: Any, kept: Tensor) -> Any:

@@ -35,14 +35,19 @@ def read_labels(dataset: Any) -> Tensor:
     Raises:
         DataError: if the examples do not have an integer label, or one is too large to be the number of a class.
     """
-    found = values_of(dataset)
+    found, index = values_of(dataset), 0
     try:
         if found is None:
             size = len(dataset)
             positions = tqdm(range(size), "Reading labels", unit="example", disable=size < _LONG, leave=False)
-            found = np.array([_label_of(dataset, index) for index in positions], np.int64)
+            found = np.empty(size, np.int64)
+            for index in positions:
+                found[index] = _whole(next(read_examples(dataset, [index])))
         elif found.ndim != 1 or found.dtype.kind == "f":
             raise ValueError(f"they are {found.dtype} of shape {found.shape}")
+    except OSError as error:
+        add_note(error, f"In example {index}, whose label is read.")
+        raise
     except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{type(dataset).__name__} has no whole number as the label of each example ({error!r}), which some partitioners, "
@@ -52,14 +57,6 @@ def read_labels(dataset: Any) -> Tensor:
     labels = torch.from_numpy(found.astype(np.int64))
     refuse_other_labels(labels.clamp(min=0))  # a negative one may mark examples that no client gets
     return labels
-
-
-def _label_of(dataset: Any, index: int) -> int:
-    try:
-        return _whole(next(read_examples(dataset, [index])))
-    except OSError as error:
-        add_note(error, f"In example {index}, whose label is read.")
-        raise
 
 
 def _whole(example: Any) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,16 +17,45 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from fl_lightning.data.changes import NOTHING
 from fl_lightning.data.client_datasets import ClientDatasets, OneAfterAnother
 from fl_lightning.data.client_source import ClientSource, Sizes
-from fl_lightning.data.client_sources import of_client, sized
 from fl_lightning.data.client_splits import ClientSplits, whole_numbers
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.samplers import is_plain, own_batches, yields
 from fl_lightning.data.tensor_loader import PoissonBatches
-from fl_lightning.errors import DataError, require
+from fl_lightning.errors import DataError, add_note, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import derive_seed, reseed
 from fl_lightning.messages import Part
 from fl_lightning.utilities.argument_types import ChecksTypes
+
+
+@contextmanager
+def of_client(name: str) -> Iterator[None]:
+    """Name a client in the errors of its own code that loads its data."""
+    try:
+        yield
+    except Exception as error:
+        add_note(error, f"In the data of client '{name}'.")
+        raise
+
+
+def sized(name: str, dataset: Any) -> Any:
+    """Return a dataset after checking that it has a length and examples.
+
+    Raises:
+        DataError: if it does not; it names the client.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise DataError(
+            f"The examples of client '{name}' are a {type(dataset).__name__}, but must be a dataset with '__len__' and "
+            "'__getitem__'."
+        )
+    with of_client(name):
+        size = len(dataset)
+    if not size:
+        raise DataError(
+            f"Client '{name}' has no examples in one of its sets ({type(dataset).__name__}). Remove the client, or add some."
+        )
+    return dataset
 
 
 class LazyClients(ChecksTypes, LightningDataModule):

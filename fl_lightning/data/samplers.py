@@ -92,18 +92,20 @@ def check_sampler(loader: DataLoader[Any], owner: str) -> None:
     )
 
 
-def client_sampler(sampler: Any, indices: Tensor, generator: torch.Generator | None, possible: int) -> Sampler[int]:
-    """Return a sampler of positions in a client's part that treats the part as ``sampler`` treats the whole.
+def client_sampler(loader: DataLoader[Any], indices: Tensor, generator: torch.Generator | None) -> Sampler[int]:
+    """Return a sampler of positions in a client's part that treats the part as the loader's sampler treats the whole.
 
     Args:
-        sampler: the user's, which :func:`check_sampler` has accepted.
+        loader: the user's, which :func:`check_sampler` has accepted.
         indices: the client's examples, int64, shape (m,).
         generator: seeds the draws; None draws from torch's global generator.
-        possible: the number of examples that the sampler can draw.
     """
+    sampler: Any = loader.sampler
+    possible = yields(loader)
+    assert possible is not None
     if type(sampler) is SubsetRandomSampler:  # the client's part is within the subset
         return Shuffled(indices.numel(), generator)
-    count = max(1, round(sampler.num_samples * indices.numel() / possible))
+    count = max(1, round(sampler.num_samples * indices.numel() / possible.numel()))
     if type(sampler) is WeightedRandomSampler:
         count = count if sampler.replacement else min(count, indices.numel())
         return WeightedRandomSampler(sampler.weights[indices].tolist(), count, sampler.replacement, generator=generator)

@@ -79,13 +79,13 @@ class Field:
         if self.enum:
             exact = {name: float(code) for code, name in enumerate(self.enum)}
             alike = {class_name(name): code for name, code in exact.items()}
-            return lambda text: exact.get(
-                text, alike.get(class_name(text))
-            ), f"a category of '{self.name}' ({listed(self.enum)})"
+            words = f"a category of '{self.name}' ({listed(self.enum)})"
+            return lambda text: exact.get(text, alike.get(class_name(text))), words
         if self.type == "boolean":
             return lambda text: _BOOLEANS.get(text.lower()), "true or false, yes or no, 1 or 0"
         if since is not None:
-            return lambda text: _days(day_of(text, form), since), f"a date of the form {form}"
+            days = lambda text: None if (day := day_of(text, form)) is None else float((day - since).days)  # noqa: E731
+            return days, f"a date of the form {form}"
         return lambda text: number_in(text, decimal), f"a number up to {LARGEST:.1e}"
 
 
@@ -205,10 +205,6 @@ def day_of(text: str, form: str = ISO) -> date | None:
         return datetime.strptime(text, form).date()
     except ValueError:
         return None
-
-
-def _days(day: date | None, since: date) -> float | None:
-    return None if day is None else float((day - since).days)
 
 
 def repeated(names: Iterable[str]) -> list[str]:

@@ -108,7 +108,10 @@ def export_of(schema: Schema | None, csv: Any, columns: Any) -> Export:
     needs = f"left out without '{_PATH}schema', which names the fields"
     require(not columns or schema is not None, COLUMNS, needs, columns)
     sources = mapping_of(columns or {}, f"'{COLUMNS}'", () if schema is None else [one.name for one in schema.fields])
-    found = {name: _source(name, values, f"{COLUMNS}.{name}") for name, values in sources.items()}
+    found = {}
+    for name, values in sources.items():
+        stated = _stated(values, _COLUMN, f"{COLUMNS}.{name}")
+        found[name] = ColumnSource(stated.pop("from", name), **stated)
     return Export(csv_form(csv or {}, f"{_PATH}csv"), found)
 
 
@@ -119,11 +122,6 @@ def csv_form(values: Any, setting: str) -> CsvForm:
         ConfigurationError: if it is not one.
     """
     return CsvForm(**_stated(values, _CSV, setting), setting=setting)
-
-
-def _source(name: str, values: Any, setting: str) -> ColumnSource:
-    found = _stated(values, _COLUMN, setting)
-    return ColumnSource(found.pop("from", name), **found)
 
 
 def _stated(values: Any, known: Sequence[str], setting: str) -> dict[str, Any]:

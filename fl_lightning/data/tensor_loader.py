@@ -63,15 +63,14 @@ class TensorLoader:
         size, tensors, order = self.num_examples, self.tensors, self.order()
         if order is not None and len({tensor.device for tensor in tensors}) == 1:
             order = beside(order, tensors[0].device)
-        if order is not None and self._row_bytes() * size <= _GATHERED_AT_ONCE:  # a small epoch: one indexing call
+        row = sum(tensor[:1].numel() * tensor.element_size() for tensor in tensors)
+        if order is not None and row * size <= _GATHERED_AT_ONCE:  # a small epoch: one indexing call
             yield from self._split([tensor[order] for tensor in tensors])
             return
         for start in range(0, self.num_served, self.batch_size):
             stop = min(start + self.batch_size, size)
-            if order is None:
-                yield [tensor[start:stop] for tensor in tensors]
-            else:
-                yield [tensor[order[start:stop]] for tensor in tensors]
+            chosen = slice(start, stop) if order is None else order[start:stop]
+            yield [tensor[chosen] for tensor in tensors]
 
     def _split(self, gathered: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         """Yield batches of examples that lie in their order: not views to autograd, so that they may be changed in place."""
@@ -95,9 +94,6 @@ class TensorLoader:
     def num_served(self) -> int:
         """Return how many examples one iteration yields."""
         return self.num_examples - (self.num_examples % self.batch_size if self.drop_last else 0)
-
-    def _row_bytes(self) -> int:
-        return sum(tensor[:1].numel() * tensor.element_size() for tensor in self.tensors)
 
     def shard(self, rank: int, ranks: int) -> TensorLoader:
         """Return every ``ranks``-th example from ``rank`` on, so that each example is on exactly one rank."""

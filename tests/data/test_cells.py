@@ -1,36 +1,32 @@
-"""Simulated cells, their density, annotators, and the network that draws it."""
+"""Simulated cells, their density, annotators and clients, and the network that counts them."""
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from federations import ready
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import ndimage, stats
 from scipy.spatial.distance import pdist
 
+from fl_lightning import DensityCount, DomainPartitioner, FederatedDataModule, IIDPartitioner, SimulatedCellsDataModule, UNet
 from fl_lightning.cells.drawing import CellSite, annotate, density_image, draw_cells, place_cells
+from fl_lightning.cells.simulated import simulate
 from fl_lightning.functional.seeding import generator
 
 
-class Cells(CellSite):
+class Round(CellSite):
     """Of one size."""
 
-    radius_spread = 0
+    radius_spread = elongation = 0
 
 
-class Round(Cells):
-    elongation = 0
-
-
-class Long(Cells):
-    elongation = 1
-
-
-class Mixed(Long):
-    radius_spread = 0.2
+class Mixed(CellSite):
+    elongation, radius_spread = 1, 0.2
 
 
 DARK = dict.fromkeys(("brightness_spread", "background", "gradient", "blur", "noise", "read_noise"), 0)
@@ -65,58 +61,24 @@ def test_the_density_between_pixels_by_hand():
 
 @given(count=st.integers(0, 20), distance=st.floats(0, 12), seed=st.integers(0, 10**6))
 def test_cells_lie_in_the_image_and_apart(count, distance, seed):
-    """20 cells forbid at most 20 pi 12^2 = 9,048 of 199 x 299 pixels: 30 draws all in there have a probability of 1e-24."""
+    """20 cells forbid at most 20 pi 12^2 = 9,048 of 199 x 299 pixels: 30 draws all in there have a probability of 1e-24.
+
+    A crowded image has no fewer cells.
+    """
     dots = place_cells(count, 200, 300, distance, generator(seed)).numpy()
     assert dots.shape == (count, 2)
     assert ((dots >= 0) & (dots <= [299, 199])).all()
     assert pdist(dots).min(initial=np.inf) >= distance
-
-
-def test_a_crowded_image_has_no_fewer_cells_but_more_overlap():
-    dots = place_cells(200, 20, 20, 5.0, generator(0)).numpy()
-    free = place_cells(200, 20, 20, 0.0, generator(0)).numpy()
-    assert len(dots) == 200
-    assert 0 < pdist(dots).min() < 5
-    nearest, nearest_free = (np.sort(pdist(d))[:100].mean() for d in (dots, free))
-    assert nearest > 2 * nearest_free
+    assert 0 < pdist(place_cells(200, 20, 20, 5.0, generator(seed)).numpy()).min() < 5
 
 
 # ------------------------------------------------------------------ how cells look
 
 
-def moments(image: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Mass, centre (x, y) and covariance of the light."""
-    y, x = np.mgrid[: image.shape[0], : image.shape[1]]
-    mass = image.sum()
-    centre = np.array([(image * x).sum(), (image * y).sum()]) / mass
-    away = np.stack([x - centre[0], y - centre[1]])
-    return mass, centre, np.einsum("hw,ahw,bhw->ab", image, away, away) / mass
-
-
-def lone_cell(look: CellSite) -> tuple[np.ndarray, np.ndarray]:
-    """A cell away from the border of its image."""
-    for seed in range(100):
-        image, dots = draw_cells(1, 120, 120, look, generator(seed))
-        if dots.min() > 40 and dots.max() < 79:
-            return image.double().numpy(), dots[0].numpy()
-    raise AssertionError("none in the middle")
-
-
-@pytest.mark.parametrize("kind", [Round, Long])
-@pytest.mark.parametrize("blur", [0.0, 2.0])
-def test_a_cell_shines_as_its_integral_says(kind, blur):
-    """Fermi's integrals, up to terms of exp(-1 / s): of rho sigmoid((1 - rho) / s) (1 + pi^2 s^2 / 3) / 2, of rho^3 sigmoid
-    (1 + 2 pi^2 s^2 + 7 pi^4 s^4 / 15) / 4."""
-    p = (np.pi * 0.1) ** 2
-    look = kind(**{**DARK, "radius": 8.0, "blur": blur})
-    image, dot = lone_cell(look)
-    mass, centre, covariance = moments(image)
-    assert mass == pytest.approx(0.6 * np.pi * 8**2 * (1 + p / 3), rel=1e-3)
-    np.testing.assert_allclose(centre, dot, atol=0.01)
-    assert 0.99 * 0.6 < image.max() <= 0.6
-    long, short = np.linalg.eigvalsh(covariance)[::-1] - blur**2  # the point spread function adds its variance
-    assert np.sqrt(long * short) == pytest.approx(8**2 / 4 * (1 + 2 * p + 7 * p**2 / 15) / (1 + p / 3), rel=1e-3)
-    assert np.sqrt(long / short) < 1.01 if kind is Round else 1.05 < np.sqrt(long / short) < 2
+def covariance(image: np.ndarray) -> np.ndarray:
+    """Of the places of the light."""
+    places = np.indices(image.shape).reshape(2, -1)
+    return np.cov(places, aweights=image.ravel(), bias=True)
 
 
 def test_sizes_and_brightness_are_spread_as_they_say():
@@ -128,7 +90,7 @@ def test_sizes_and_brightness_are_spread_as_they_say():
         if dots.min() > 20 and dots.max() < 39:
             masses.append(float(image.sum()))
             tops.append(float(image.max()))
-            long, short = np.linalg.eigvalsh(moments(image.double().numpy())[2])[::-1] - 0.5**2
+            long, short = np.linalg.eigvalsh(covariance(image.double().numpy()))[::-1] - 0.5**2
             ratios.append(np.sqrt(long / short))
     assert len(tops) > 20
     assert min(tops) >= 0.6 * 0.5 * 0.99
@@ -140,7 +102,8 @@ def test_sizes_and_brightness_are_spread_as_they_say():
 
 
 def test_light_comes_in_from_cells_at_the_border():
-    """Blurring what is cut off, too: scipy's filter on a larger image of the same cells."""
+    """Blurring what is cut off, too: scipy's filter on a larger image of the same cells, whatever torch has drawn."""
+    state = torch.get_rng_state()
     sharp = replace(PLAIN, radius=5.0)
     dots = draw_cells(12, 40, 50, sharp, generator(3))[1]
     y, x = np.mgrid[-40:80, -40:90]
@@ -149,6 +112,9 @@ def test_light_comes_in_from_cells_at_the_border():
     image, same = draw_cells(12, 40, 50, replace(sharp, blur=3.0), generator(3))
     assert torch.equal(dots, same)
     np.testing.assert_allclose(image.numpy(), wanted.clip(0, 1), atol=1e-3)
+    assert torch.equal(state, torch.get_rng_state())
+    bright = draw_cells(12, 40, 50, CellSite(brightness=1.0, background=0.9, noise=0.5, read_noise=0.5), generator(0))[0]
+    assert (float(bright.min()), float(bright.max())) == (0, 1)
 
 
 def test_the_background_is_a_plane():
@@ -177,19 +143,6 @@ def test_noise_has_the_variance_of_photons_and_of_the_camera():
     expected = stats.poisson(40).pmf(np.arange(90)) * 10_000
     kept = expected > 5
     assert stats.chisquare(bins[kept], expected[kept] * bins[kept].sum() / expected[kept].sum()).pvalue > 1e-3
-
-
-def test_drawing_leaves_the_global_random_state_and_stays_in_range():
-    state = torch.get_rng_state()
-    look = CellSite(brightness=1.0, background=0.9, noise=0.5, read_noise=0.5)
-    image, dots = draw_cells(30, 32, 48, look, generator(0))
-    again, same = draw_cells(30, 32, 48, look, generator(0))
-    assert torch.equal(state, torch.get_rng_state())
-    assert torch.equal(image, again)
-    assert torch.equal(dots, same)
-    assert image.dtype == torch.float32
-    assert image.shape == (32, 48)
-    assert 0 <= float(image.min()) <= float(image.max()) <= 1
 
 
 # ------------------------------------------------------------------ annotators
@@ -222,3 +175,98 @@ def test_dots_stay_in_the_image(dots, displaced, seed):
     assert len(every) == 2 * len(dots)
     assert bool(((every >= 0) & (every <= torch.tensor([29.0, 19.0]))).all())
     assert len(annotate(torch.from_numpy(dots), 20, 30, 1.0, 0.0, displaced, generator(seed))) == 0
+
+
+# ------------------------------------------------------------------ clients
+
+SITES = {"west": CellSite(images=7, cells=(2, 4)), "east": CellSite(images=12, cells=(0, 9), missed=0.5, displaced=3.0)}
+
+
+def set_up(**settings_) -> SimulatedCellsDataModule:
+    return ready(SimulatedCellsDataModule(**{"sites": SITES, "image_size": 24, "test_images": 5, **settings_}))
+
+
+def test_a_client_for_each_site():
+    base = set_up()
+    data = ready(FederatedDataModule(base, DomainPartitioner()))
+    held = {data.client_name(k): base._train.domains[data.indices[k]].unique().tolist() for k in range(2)}
+    assert held == {"east": [1], "west": [0]}
+    assert {data.client_name(k): data.num_examples(k) for k in range(2)} == {"east": 12, "west": 7}
+    assert base._test.domains.tolist() == [0, 1, 0, 1, 0]
+    mixed = ready(FederatedDataModule(base, IIDPartitioner(3)))
+    assert sum(mixed.num_examples(k) for k in range(3)) == 19
+    assert base.origin == "simulated cells (19 + 5 images, 2 sites)"
+
+
+def test_batches_are_images_and_densities_with_the_annotators_counts():
+    data = set_up(density_scale=50.0, density_sigma=1.5)
+    images, densities = data._train.tensors
+    assert (images.shape, images.dtype) == ((19, 1, 24, 24), torch.uint8)
+    assert (densities.shape, densities.dtype) == ((19, 1, 24, 24), torch.float32)
+    counts = densities.sum(dim=(1, 2, 3)) / 50
+    torch.testing.assert_close(counts, counts.round(), atol=1e-4, rtol=0)
+    west, east = (counts[data._train.domains == k] for k in (0, 1))
+    assert set(west.round().tolist()) <= {2, 3, 4}
+    drawn = list(islice(simulate(SITES["east"], "east", "train", 24, 0), 12))
+    torch.testing.assert_close(east, torch.tensor([float(len(one.dots)) for one in drawn]), atol=1e-4, rtol=0)
+    assert sum(len(one.dots) for one in drawn) < sum(len(one.cells) for one in drawn)
+    true = [len(one.cells) for one in islice(simulate(SITES["east"], "east", "test", 24, 0), 2)]
+    torch.testing.assert_close(
+        data._test.tensors[1].sum(dim=(1, 2, 3))[1:4:2] / 50, torch.tensor(true).float(), atol=1e-4, rtol=0
+    )
+    first = next(iter(data.val_dataloader()))
+    scaled, targets = data.on_after_batch_transfer(first, 0)
+    assert scaled.dtype == torch.float32
+    assert torch.equal(scaled, first[0] / 255)
+    assert torch.equal(targets, data._test.tensors[1])
+
+
+def test_images_do_not_depend_on_the_annotator_on_other_sites_or_on_their_number():
+    data = set_up()
+    one, of_east = data._train.tensors[0], data._train.domains == 1
+    careful = replace(SITES["east"], missed=0.0, displaced=0.0, images=3)
+    other = set_up(sites={"south": CellSite(images=2), "east": careful})
+    assert torch.equal(other._train.tensors[0][other._train.domains == 1], one[of_east][:3])
+    assert torch.equal(one, set_up()._train.tensors[0])
+    assert not torch.equal(one, set_up(seed=1)._train.tensors[0])
+    assert not torch.equal(set_up()._test.tensors[0][:3], one[:3])
+
+
+# ------------------------------------------------------------------ the network and its count
+
+
+@pytest.mark.parametrize(("channels", "outputs", "width", "depth"), [(1, 1, 8, 2), (3, 2, 4, 1), (1, 1, 2, 3)])
+def test_the_unet_keeps_the_size_and_has_the_papers_layers(channels, outputs, width, depth):
+    """By hand: 9 a b + b for a convolution, 4 a b + b for an up-convolution from a to b features, a b + b for the last."""
+    torch.manual_seed(0)
+    net = UNet(channels, outputs, width, depth)
+    for height, breadth in ((8, 16), (24, 40)):
+        assert net(torch.rand(2, channels, height, breadth)).shape == (2, outputs, height, breadth)
+    w = [width * 2**k for k in range(depth + 1)]
+    wanted = sum(9 * a * b + b + 9 * b * b + b for a, b in zip([channels, *w[:-1]], w, strict=True))
+    wanted += sum(4 * 2 * b * b + b + 9 * 2 * b * b + b + 9 * b * b + b for b in w[:-1]) + width * outputs + outputs
+    assert sum(p.numel() for p in net.parameters()) == wanted
+    assert not list(net.buffers())
+
+
+def test_the_unet_moves_with_its_image_and_starts_near_zero():
+    """Away from the border a shift by 2 ** depth pixels is nothing but a shift."""
+    torch.manual_seed(1)
+    net = UNet(width=4)
+    image = torch.zeros(1, 1, 96, 96)
+    image[:, :, 40:48, 40:48] = torch.rand(8, 8)
+    with torch.no_grad():
+        one, other = net(image), net(image.roll((8, -4), (2, 3)))
+    torch.testing.assert_close(one.roll((8, -4), (2, 3))[..., 30:70, 30:70], other[..., 30:70, 30:70])
+    assert 0 < float(one.abs().max()) < 0.2
+    net(image).square().sum().backward()
+    assert all(bool(p.grad.any()) for p in net.parameters())
+
+
+def test_counts_are_sums_in_full_precision():
+    images = np.random.default_rng(0).normal(size=(3, 1, 20, 30))
+    np.testing.assert_allclose(DensityCount(7)(torch.from_numpy(images)).numpy(), images.sum(axis=(1, 2, 3)) / 7, rtol=1e-12)
+    half = DensityCount(1.0)(torch.full((2, 1, 300, 300), 1.0, dtype=torch.float16))  # 90,000 is above what 16 bits hold
+    assert half.dtype == torch.float32
+    assert half.tolist() == [90_000, 90_000]
+    assert not list(DensityCount().parameters())

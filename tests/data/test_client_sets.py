@@ -27,9 +27,9 @@ class OneByOne(Blobs):
 class Site(L.LightningDataModule):
     """Remembers what its client has seen, as one that draws new examples in each round."""
 
-    def __init__(self, train: Any, val: Any = None) -> None:
+    def __init__(self, train: Any) -> None:
         super().__init__()
-        self.own, self.own_val, self.calls, self.seen = train, val, [], 0
+        self.own, self.calls, self.seen = train, [], 0
 
     def setup(self, stage: str) -> None:
         self.calls.append(stage)
@@ -47,11 +47,6 @@ class Site(L.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         self.calls.append("clean up")
-
-
-class SiteWithVal(Site):
-    def val_dataloader(self) -> Any:
-        return DataLoader(self.own_val, 16)
 
 
 FORMS = {
@@ -95,15 +90,6 @@ def test_clients_validate_and_test_on_sets_of_their_own():
     assert torch.equal(union, torch.cat([val[name].tensors[0] for name in NAMES]))
     trained = torch.cat([x for x, _ in data.client(1, 0).train_dataloader()])
     assert sorted(trained.flatten().tolist()) == sorted(shares()["b"].tensors[0].flatten().tolist())
-
-
-def test_the_validation_sets_of_datamodules_are_the_clients_own():
-    val = shares(2, (4, 5, 6))
-    sites = {name: SiteWithVal(own, val[name]) for name, own in shares().items()}
-    data = fl.FederatedDataModule.from_clients(sites)
-    fitted(data, strategy=fl.FedLoss())
-    assert [data.splits.validation[k].numel() for k in range(3)] == [4, 5, 6]
-    assert all(site.calls == ["fit"] for site in sites.values())
 
 
 class Sees(L.Callback):

@@ -1,7 +1,5 @@
 """Each datamodule of the package as one client's: the bits of the same rows given as datasets, on every engine."""
 
-import inspect
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,27 +9,15 @@ import numpy as np
 import pytest
 import torch
 from federations import same_bits, trainer, weights
-from small_images import paint, picture, write_torchvision_sets
+from small_images import paint
 from small_tables import lines, write
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
 import fl_lightning as fl
-import fl_lightning.cells
-import fl_lightning.data
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.input_statistics import input_moments
-
-EVERY = {
-    name: kind
-    for part in (fl_lightning.cells, fl_lightning.data)
-    for name in part.__all__
-    if inspect.isclass(kind := getattr(part, name)) and issubclass(kind, L.LightningDataModule)
-}
-"""Also a datamodule that is exported some day."""
-MANY = {name for name, kind in EVERY.items() if issubclass(kind, fl.LazyClients | fl.FederatedDataModule)}
-"""Datamodules that hold many clients."""
 
 
 class Painted(fl.ImageDataModule):
@@ -49,13 +35,6 @@ def write_table(path: Path, seed: int, rows: int = 15) -> str:
     return write(path, "a,b,target", *lines(np.random.default_rng(seed).normal(seed, 2, (rows, 3))))
 
 
-def write_cells(root: Path, seed: int) -> str:
-    for k in range(8):
-        picture(root / f"{k}.png", 8, 8, 10 * seed + k)
-        write(root / f"{k}.csv", "x,y", f"{k % 8},3")
-    return str(root)
-
-
 def write_folder(root: Path, seed: int) -> str:
     for k, name in enumerate(("cat", "dog")):
         paint(root / name, 5 + seed, seed=10 * seed + k, size=6)
@@ -64,26 +43,10 @@ def write_folder(root: Path, seed: int) -> str:
 
 Make = Callable[..., L.LightningDataModule]
 OWN: dict[str, Make] = {
-    "CellFolderDataModule": lambda folder, seed, _: fl.CellFolderDataModule(write_cells(folder, seed), batch_size=3),
-    "ImageDataModule": lambda folder, seed, _: Painted(seed, batch_size=3, mean=[0.4], std=[0.3]),
-    "ImageFolderDataModule": lambda folder, seed, _: fl.ImageFolderDataModule(
-        write_folder(folder, seed), test_share=0.3, batch_size=3
-    ),
-    "SimulatedCellsDataModule": lambda folder, seed, _: fl.SimulatedCellsDataModule(
-        {"here": fl_lightning.cells.CellSite(images=7)}, image_size=8, test_images=2, seed=seed, batch_size=3
-    ),
-    "SimulatedTasksDataModule": lambda folder, seed, _: fl.SimulatedTasksDataModule(
-        3, 2, examples=(4, 6), test_examples=6, seed=seed, batch_size=3
-    ),
-    "TableDataModule": lambda folder, seed, _: fl.TableDataModule(
-        write_table(folder.with_suffix(".csv"), seed), batch_size=3, standardize=False
-    ),
-    "MNISTDataModule": lambda folder, seed, monkeypatch: fl.MNISTDataModule(
-        write_torchvision_sets(folder, monkeypatch, seed), batch_size=5
-    ),
-    "TorchvisionDataModule": lambda folder, seed, monkeypatch: fl.TorchvisionDataModule(
-        "USPS", write_torchvision_sets(folder, monkeypatch, seed), batch_size=5
-    ),
+    "images": lambda folder, seed: Painted(seed, batch_size=3, mean=[0.4], std=[0.3]),
+    "folders": lambda folder, seed: fl.ImageFolderDataModule(write_folder(folder, seed), test_share=0.3, batch_size=3),
+    "simulated": lambda folder, seed: fl.SimulatedTasksDataModule(3, 2, examples=(4, 6), seed=seed, batch_size=3),
+    "tables": lambda folder, seed: fl.TableDataModule(write_table(folder.with_suffix(".csv"), seed), standardize=False),
 }
 
 
@@ -127,14 +90,9 @@ def as_the_model_gets_them(datamodule: Any, loader: Any) -> TensorDataset:
     return TensorDataset(inputs, targets)
 
 
-@pytest.mark.parametrize("name", sorted(EVERY.keys() - MANY))
-def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tmp_path, monkeypatch):
-    make = OWN[name]
-
-    def clients() -> dict[str, Any]:
-        return {site: make(tmp_path / site, seed, monkeypatch) for seed, site in enumerate(("bonn", "oslo"), 1)}
-
-    sites = clients()
+@pytest.mark.parametrize("name", OWN)
+def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tmp_path):
+    sites = {site: OWN[name](tmp_path / site, seed) for seed, site in enumerate(("bonn", "oslo"), 1)}
     rows: dict[str, dict[str, TensorDataset]] = {"training": {}, "validation": {}}
     for site, datamodule in sites.items():
         datamodule.setup("fit")
@@ -142,9 +100,8 @@ def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tm
         rows["validation"][site] = as_the_model_gets_them(datamodule, datamodule.val_dataloader())
     features = rows["training"]["bonn"].tensors[0][0].numel()
     for engine in ("trainer", "stacked"):
-        plain = fl.FederatedDataModule.from_clients(
-            rows["training"], val=rows["validation"], batch_size=next(iter(sites.values())).batch_size
-        )
+        size = sites["bonn"].batch_size
+        plain = fl.FederatedDataModule.from_clients(rows["training"], val=rows["validation"], batch_size=size)
         expected, value = fitted(plain, features, engine)
         found, own = fitted(fl.FederatedDataModule.from_clients(sites), features, engine)
         assert same_bits(found, expected), engine
@@ -155,11 +112,11 @@ def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tm
     assert [len(part) for part in yaml.splits.validation] == [len(own) for own in rows["validation"].values()]
 
 
-@pytest.mark.parametrize("name", sorted(MANY))
-def test_a_datamodule_of_many_clients_is_no_client(name):
-    source = EVERY[name].__new__(EVERY[name])
+@pytest.mark.parametrize("kind", [fl.FederatedDataModule, fl.HDF5Clients, fl.LazyClients])
+def test_a_datamodule_of_many_clients_is_no_client(kind):
+    source = kind.__new__(kind)
     L.LightningDataModule.__init__(source)
-    with pytest.raises(fl.ConfigurationError, match=rf"'data.clients.oslo' must be one client, .* but is '{name}'. Give it as"):
+    with pytest.raises(fl.ConfigurationError, match=rf"oslo' must be one client, .* but is '{kind.__name__}'. Give it as"):
         fl.FederatedDataModule.from_clients({"oslo": source})
 
 
@@ -199,26 +156,6 @@ def test_images_of_clients_are_augmented_in_training_alone_and_read_from_disk_al
     assert value == pytest.approx(trainer(1).validate(model, data, verbose=False)[0]["val_loss"])
     bonn = as_the_model_gets_them(clients["bonn"], clients["bonn"].train_dataloader()).tensors[0]
     assert input_moments(data, 0).means() == pytest.approx(bonn.double().mean((0, 2, 3)).tolist())
-
-
-def test_tables_of_three_hospitals_in_yaml(tmp_path, fl):
-    """The first thing that they would write; a fifth of each one's rows is its own test set."""
-    for seed, name in enumerate(("bonn", "lund", "oslo")):
-        write_table(tmp_path / f"{name}.csv", seed, 10 + 5 * seed)
-    hospitals = "\n".join(
-        f"    {name}: {{class_path: TableDataModule, init_args: {{path: {tmp_path / name}.csv, standardize: false}}}}"
-        for name in ("bonn", "lund", "oslo")
-    )
-    network = "{class_path: fl_lightning.MLP, init_args: {in_features: 2, num_classes: 1}}"
-    Path("own.yaml").write_text(
-        "trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, default_root_dir: out, logger: false}\n"
-        "best_checkpoint: {monitor: val_loss}\n"
-        f"model: {{class_path: RegressionTask, init_args: {{network: {network}}}}}\ndata:\n  clients:\n{hospitals}\n"
-    )
-    status, text = fl("fit", "--config", "own.yaml")
-    assert status == 0, text
-    for name, rows in (("bonn", 10), ("lund", 15), ("oslo", 20)):
-        assert re.search(rf"{name} +{rows * 4 // 5} +{rows // 5} +{rows // 5}\b", text)
 
 
 def test_one_transform_of_two_datamodules_is_shared():

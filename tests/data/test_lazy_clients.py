@@ -74,13 +74,6 @@ def test_the_union_of_all_clients_is_the_baseline_without_a_federation() -> None
     assert torch.equal(torch.cat([x for x, _ in batches]), expected)
 
 
-def test_the_servers_set_is_validated() -> None:
-    val = TensorDataset(*blobs(8, 9))
-    data = ready(lazily(Store(), val=DataLoader(val, 4), test=DataLoader(val, 3)))
-    assert [len(x) for x, _ in data.val_dataloader()] == [4, 4]
-    assert [len(x) for x, _ in data.test_dataloader()] == [3, 3, 2]
-
-
 # ------ Clients in HDF5, and in the examples' arrays and Parquet files
 
 

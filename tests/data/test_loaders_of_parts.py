@@ -12,7 +12,6 @@ from federations import ready
 from torch.utils import data as sets
 
 import fl_lightning as fl
-from fl_lightning.data.client_datasets import reads_alike
 
 SIZE = 40
 
@@ -145,18 +144,14 @@ def test_each_part_is_collated_by_its_own_loader(how):
     assert read(data.val_dataloader()) == list(range(40))
 
 
-class OneSet(WithCollation):
-    """A training set to be divided, and a validation set of its own."""
-
-    def val_dataloader(self) -> Any:
-        return sets.DataLoader(numbers(5, 1000), 5)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_held_out_parts_are_read_like_the_validation_set(workers):
-    class Working(OneSet):
+    class Working(WithCollation):
         def train_dataloader(self) -> Any:
             return sets.DataLoader(self.dataset, 5, collate_fn=self.collate, num_workers=workers)
+
+        def val_dataloader(self) -> Any:
+            return sets.DataLoader(numbers(5, 1000), 5, num_workers=workers)
 
     data = ready(fl.FederatedDataModule(Working(), fl.IIDPartitioner(2), client_validation=0.2, client_test=0.2))
     for client in range(2):
@@ -176,17 +171,3 @@ def test_a_set_without_a_loader_needs_a_collation_if_the_clients_have_one():
     for more in ({"val": sets.DataLoader(numbers(5, 1000))}, {"val": numbers(5, 1000), "collate_fn": sets.default_collate}):
         data = ready(fl.FederatedDataModule.from_clients(clients, **more))
         assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]
-
-
-def test_when_two_loaders_read_alike():
-    def alike(first: Any, second: Any) -> bool:
-        return reads_alike(*(sets.DataLoader(numbers(4), collate_fn=collate) for collate in (first, second)))
-
-    one = WithCollation()
-    assert alike(one.collate, one.collate)
-    assert not alike(one.collate, WithCollation().collate)
-    assert alike(shifted, shifted)
-    assert not alike(lambda examples: examples, lambda examples: examples)
-    assert alike(None, None)
-    assert not alike(None, shifted)
-    assert not reads_alike(sets.DataLoader(numbers(4)), sets.DataLoader(numbers(4), num_workers=1))

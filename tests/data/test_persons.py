@@ -14,7 +14,7 @@ import torch
 from against_hand import Updates
 from client_sites import Visits, of_persons
 from dp_accounting.pld import PLDAccountant
-from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, ready, trainer
+from federations import Blobs, Consecutive, Plain, every_round, federate, ready, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from lazy_stores import Opened
@@ -51,17 +51,6 @@ def test_all_rows_of_a_person_are_in_one_part(pairs, seed, with_labels):
         assert sorted([*rest[k].tolist(), *taken[k].tolist()]) == partition[k].tolist()
 
 
-def test_parts_of_a_federation_keep_persons_together():
-    persons = np.array([f"p{k // 3}" for k in range(sum(SIZES))])
-    data = ready(FederatedDataModule(Visits(persons), Consecutive(), client_validation=0.2, client_test=0.3))
-    for k in range(3):
-        parts = [set(persons[part[k].numpy()]) for part in (data.splits.training, data.splits.validation, data.splits.test)]
-        assert all(parts)
-        assert not (parts[0] & parts[1])
-        assert not (parts[0] & parts[2])
-        assert not (parts[1] & parts[2])
-
-
 @pytest.mark.parametrize(
     ("one", "other", "shared"),
     [
@@ -80,18 +69,14 @@ def test_a_name_at_two_clients_with_datasets_of_their_own_is_one_person(one, oth
     assert (here[0] == here[1]) == (one[0] == one[1])
 
 
-def test_a_number_or_a_method_names_no_persons():
-    for persons in (None, 12, lambda: 12):
-        assert read_persons(of_persons(4, persons)) is None
-
-
 class Twice(Subset[Any]):
     def __len__(self) -> int:
         return 2 * len(self.indices)
 
 
 def test_persons_that_are_not_one_for_each_example_are_refused():
-    """They counted as none, so that each row was a person."""
+    """They counted as none, so that each row was a person; a number or a method names none."""
+    assert {read_persons(of_persons(4, persons)) for persons in (None, 12, lambda: 12)} == {None}
     for dataset in (of_persons(4, [0, 0, 1]), of_persons(4, [])):
         with pytest.raises(DataError, match=f"names persons, but not one for each of its {len(dataset)} examples"):
             read_persons(dataset)
@@ -99,20 +84,6 @@ def test_persons_that_are_not_one_for_each_example_are_refused():
         read_persons(Twice(of_persons(4, [0, 0, 1, 1]), range(4)))
     with pytest.raises(DataError, match=r"names 'persons' in 1 of the 2 datasets that it joins\. Name them in all,"):
         read_persons(ConcatDataset([of_persons(6, np.arange(6) // 2), TensorDataset(*Blobs(n=6).train)]))
-
-
-def test_tables_of_their_own_share_persons_by_name():
-    """Files in which the same number of a patient in the sorted order is another patient."""
-    for name, patients in (("a", "pqr"), ("b", "rst")):
-        write(f"{name}.csv", "patient,age,outcome", *(f"{p},{k},{k % 2}" for k, p in enumerate(patients)))
-    settings = {"kind": "classification", "person_column": "patient", "test_share": 0, "standardize": False}
-    sets = {name: TableDataModule(f"{name}.csv", "outcome", **settings) for name in "ab"}
-    for base in sets.values():
-        base.setup("fit")
-    data = ready(FederatedDataModule.from_clients({name: base.train_set for name, base in sets.items()}))
-    persons = data.splits.persons.tolist()
-    assert persons[2] == persons[3]
-    assert len(set(persons)) == 5
 
 
 def test_a_table_names_its_persons_in_a_column():

@@ -81,12 +81,9 @@ def test_draws_depend_on_the_turn_alone(make):
     [
         (
             lambda: sets.BatchSampler(sets.SequentialSampler(range(SIZE)), 2, False),
-            "uses BatchSampler, which cannot be divided among",
+            "uses BatchSampler, which cannot be divided",
         ),
-        (
-            Backwards,
-            "uses Backwards, which cannot be divided .* 'shuffle', WeightedRandomSampler or SubsetRandomSampler, or give",
-        ),
+        (Backwards, "uses Backwards, which cannot .* 'shuffle', WeightedRandomSampler or SubsetRandomSampler, or give"),
         (lambda: sets.SubsetRandomSampler([3, 3, 4]), "uses SubsetRandomSampler, which cannot be divided"),
         (lambda: sets.SubsetRandomSampler([3, SIZE]), "uses SubsetRandomSampler, which cannot be divided"),
         (lambda: sets.SubsetRandomSampler(range(20, 30)), "from 0 to 39, but there are 10 .* never reads\). Return indices"),
@@ -102,8 +99,7 @@ def test_samplers_beside_other_settings():
         FederatedDataModule(Sampled(sets.SubsetRandomSampler(range(SIZE))), Consecutive((10, 30)), rebalancing=LabelAveraging())
     )
     with pytest.raises(
-        ConfigurationError,
-        match=r"'data.rebalancing' must be off if the training loader draws the examples itself \(SubsetRandomSampler",
+        ConfigurationError, match=r"rebalancing' must be off if the training loader draws .* \(SubsetRandomSampler"
     ):
         data.client(0, 1)
     data = FederatedDataModule(Sampled(None, numbers=True, batch_size=None), Consecutive((10, 30)))

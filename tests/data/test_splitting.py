@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_labels import clients_of, few_labels, mixed, seeds, table_of
 from scipy import stats
-from sklearn.model_selection import train_test_split
 
 from fl_lightning import Partition
 from fl_lightning.functional.splitting import class_balanced, hold_out
@@ -67,16 +66,6 @@ def test_the_numbers_of_the_classes_do_not_matter(scale):
     _, expected = hold_out(parts, sizes, codes, torch.Generator().manual_seed(3))
     _, taken = hold_out(parts, sizes, codes * scale - 7, torch.Generator().manual_seed(3))
     assert [part.tolist() for part in taken] == [part.tolist() for part in expected]
-
-
-@given(st.lists(st.integers(2, 40), min_size=1, max_size=5), st.data())
-def test_holds_out_what_scikit_learn_does_to_within_one(counts, data):
-    labels = mixed(counts)
-    n = len(labels)
-    size = data.draw(st.integers(len(counts), n - len(counts)))
-    _, taken = hold_out(Partition.of_parts([torch.arange(n)]), torch.tensor([size]), labels, torch.Generator())
-    _, theirs = train_test_split(labels.numpy(), test_size=size, stratify=labels.numpy(), random_state=0)
-    assert abs(np.array(table_of(taken, labels, len(counts))[0]) - np.bincount(theirs, minlength=len(counts))).max() <= 1
 
 
 def test_equal_remainders_are_decided_by_chance():

@@ -64,19 +64,16 @@ def test_targets_of_all_types():
     assert data.kind == "regression"
     (inputs,) = set_up("x.csv", schema=small("name: a, type: integer", "name: b, type: boolean")).train_set.tensors
     assert inputs.tolist() == [[1, 1], [2, 0], [3, 1]]
-    data = set_up(
-        "x.csv", schema=small("name: b, type: boolean", "name: a, type: integer, constraints: {enum: [3, 2, 1]}", target="a")
-    )
+    schema = small("name: b, type: boolean", "name: a, type: integer, constraints: {enum: [3, 2, 1]}", target="a")
+    data = set_up("x.csv", schema=schema)
     assert data.train_set.tensors[1].tolist() == [2, 1, 0]
 
 
 def test_categories_that_pandas_writes_as_floats():
     """A column of whole numbers with a gap becomes one of floats in most exports."""
     Path("x.csv").write_text("code,n\n1.0,1\n2.0,1\n,1\n01,1\n")
-    data = set_up(
-        "x.csv",
-        schema=small("name: code, type: string, constraints: {enum: [1, 2]}, missing: indicator", "name: n, type: number"),
-    )
+    schema = small("name: code, type: string, constraints: {enum: [1, 2]}, missing: indicator", "name: n, type: number")
+    data = set_up("x.csv", schema=schema)
     assert data.train_set.tensors[0][:, :3].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
 
 
@@ -122,9 +119,8 @@ def test_timestamps_of_parquet_are_dates_as_they_are(unit, zone, columns):
 )
 def test_what_a_missing_number_becomes(missing, row):
     Path("x.csv").write_text("age,n\n30,1\n-9,1\n NA ,1\n")
-    schema = small(
-        f"name: age, type: number, missing: {missing}", "name: n, type: number", more='missingValues: ["", NA, "-9"]'
-    )
+    age, markers = f"name: age, type: number, missing: {missing}", 'missingValues: ["", NA, "-9"]'
+    schema = small(age, "name: n, type: number", more=markers)
     data = set_up("x.csv", schema=schema)
     assert data.train_set.tensors[0][1:].tolist() == [[*row, 1.0]] * 2
     assert data.train_set.tensors[0][0].tolist() == [30.0, *([0.0] if len(row) > 1 else []), 1.0]
@@ -132,9 +128,8 @@ def test_what_a_missing_number_becomes(missing, row):
 
 def test_missing_categories_and_markers_of_one_file():
     Path("x.csv").write_text("sex,yes,n\nmale,no,1\n?,x,1\n")
-    both = small(
-        f"{SEX}, missing: {{constant: female}}", "name: yes, type: boolean, missing: {constant: true}", "name: n, type: number"
-    )
+    sex, yes = f"{SEX}, missing: {{constant: female}}", "name: yes, type: boolean, missing: {constant: true}"
+    both = small(sex, yes, "name: n, type: number")
     data = set_up("x.csv", schema=both, columns={"yes": {"missing": ["x"]}}, csv={"missing": ["?"]})
     assert data.train_set.tensors[0].tolist() == [[1, 0, 0, 1], [0, 1, 1, 1]]
 
@@ -165,16 +160,8 @@ def test_forms_of_csv(content, csv):
 
 
 def test_tables_of_parquet_without_a_schema():
-    frame = pd.DataFrame(
-        {
-            "a": np.array([1, 2], np.int8),
-            "b": np.array([0.1, 2.5], np.float32),
-            "c": [True, False],
-            "site": ["n", "s"],
-            "y": [1.0, 2.0],
-        }
-    )
-    frame.to_parquet("x.parquet")
+    numbers = {"a": np.array([1, 2], np.int8), "b": np.array([0.1, 2.5], np.float32), "c": [True, False], "y": [1.0, 2.0]}
+    pd.DataFrame({**numbers, "site": ["n", "s"]}).to_parquet("x.parquet")
     data = set_up("x.parquet", target="y", client_column="site")
     assert data.feature_names == ("a", "b", "c")
     assert torch.equal(data.train_set.tensors[0], torch.tensor([[1, 0.1, 1], [2, 2.5, 0]]))

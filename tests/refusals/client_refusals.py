@@ -2,16 +2,13 @@
 
 from typing import Any, ClassVar
 
-import lightning as L
 import torch
 from algorithms import Following
 from engine_runs import optimized, stepping, variant
-from federations import Blobs, Plain, trainer
-from lightning.pytorch.callbacks import BackboneFinetuning
+from federations import Plain
 from refusing import Refusal, fits
 from sparse_gradients import SPARSE, Words
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
 from fl_lightning.clients.answering import refuse_questions
@@ -20,6 +17,7 @@ MANUAL = {"automatic_optimization": property(lambda self: False, lambda self, _:
 HALVES = variant(
     configure_optimizers=lambda self: [torch.optim.SGD(self.net[k].parameters(), lr=0.1) for k in (0, 2)], **MANUAL
 )
+ITERATOR = variant(training_step=lambda self, dataloader_iter: None)
 PRIVATE = fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 0.5, noise_seed=7))
 KEPT, PROXIMAL = fl.LocalTraining(optimizer_state="kept"), fl.LocalTraining(proximal_mu=0.1)
 STACKED = fl.LocalTraining(engine="stacked")
@@ -68,14 +66,6 @@ class Switching(Plain):
         return (torch.optim.Adagrad if self.switched else torch.optim.Adam)(self.parameters())
 
 
-class Late(Plain):
-    """Builds a layer after Lightning has called ``configure_optimizers``."""
-
-    def on_fit_start(self) -> None:
-        if not hasattr(self, "head"):
-            self.head = nn.Linear(3, 3)
-
-
 class Scripted(Plain):
     def __init__(self) -> None:
         super().__init__()
@@ -104,9 +94,14 @@ class Remembering(torch.optim.SGD):
         return super().step(closure)
 
 
-def creates_a_head(self, x, y, _):
+def build_head(self) -> Any:
+    """Build a layer, also after Lightning has called ``configure_optimizers``."""
     self.head = getattr(self, "head", nn.Linear(3, 3))
-    return nn.functional.cross_entropy(self.head(self(x)), y)
+    return self.head
+
+
+def creates_a_head(self, x, y, _):
+    return nn.functional.cross_entropy(build_head(self)(self(x)), y)
 
 
 def replacing(layer: Any) -> Any:
@@ -114,23 +109,10 @@ def replacing(layer: Any) -> Any:
     return variant(on_train_epoch_start=lambda self: self.net.__setitem__(0, layer(4, 8)))
 
 
-class TwoLoaders(L.LightningDataModule):
-    def train_dataloader(self) -> Any:
-        loader = Blobs().train_dataloader()
-        return {"one": loader, "two": loader}
-
-
-def fit_of_two_loaders() -> None:
-    data = fl.FederatedDataModule.from_clients({"a": TwoLoaders()}, val=TensorDataset(*Blobs().val))
-    trainer(1, fl.FederatedOrchestrator()).fit(Plain(), data)
-
-
 REFUSALS = [
     # a model of each client's own
     fits("which the route FedCyclic does not support", strategy=fl.Ditto(), route=fl.FedCyclic()),
     fits("keep parts of its own, but Ditto keeps a complete model of each client's own", strategy=fl.Ditto(), personal=FIRST),
-    fits("keep parts of its own, but APFL keeps a complete model of each client's own", strategy=fl.APFL(), personal=FIRST),
-    fits("APFL", strategy=fl.APFL(), route=fl.LocalOnly("val_acc")),
     fits("'federation.attackers.discard_global' gives", strategy=fl.PFedMe(), attackers=fl.Attackers(discard_global=[1])),
     fits("Ditto trains a second model ... 'federation.local.privacy' does not cover", strategy=fl.Ditto(), local=PRIVATE),
     fits("pFedMe counts the steps of one optimizer", strategy=fl.PFedMe(), module=HALVES),
@@ -141,20 +123,13 @@ REFUSALS = [
     fits("of 'memory' of Named, which has the type tuple, but it needs", strategy=fl.MOON("memory"), module=Named),
     fits("of 'norm' of Named, which has the shape (40,), but it", strategy=fl.MOON("norm"), module=Named),
     fits("ModelContrast, a part of ... but Variant optimizes manually", strategy=fl.MOON("net.2"), module=variant(**MANUAL)),
-    fits(
-        "passes each batch through the module again, but Variant.training_step takes 'dataloader_iter'",
-        strategy=fl.APFL(),
-        module=variant(training_step=lambda self, dataloader_iter: None),
-    ),
-    fits("FedCyclic sends a single model ... MOON has nothing", strategy=fl.MOON("net.2"), route=fl.FedCyclic()),
+    fits("the module again, but Variant.training_step takes 'dataloader_iter'", strategy=fl.APFL(), module=ITERATOR),
     fits("MOON trains ... which 'federation.local.privacy' does not cover", strategy=fl.MOON("net.2"), local=PRIVATE),
-    fits("APFL trains a second model ... 'federation.local.privacy' does not", strategy=fl.APFL(), local=PRIVATE),
     fits("so 'federation.local.gradient_clip_val' (1.0)", strategy=fl.APFL(), local=fl.LocalTraining(gradient_clip_val=1.0)),
     fits("with one optimizer, but LBFGS treats all parameters as", strategy=fl.APFL(), module=optimized(torch.optim.LBFGS)),
     fits("training changes the frozen tensor 'target.weight', of which", strategy=fl.APFL(), module=Following),
     # phases
     fits("FedRep needs a head of each client, but 'federation.personal' is empty", strategy=fl.FedRep()),
-    fits("FedBABU needs a head of each client", strategy=fl.FedBABU()),
     fits("needs 2 local epochs or more, but", strategy=fl.FedRep(), personal=HEAD, local=fl.LocalTraining()),
     fits("matches every parameter, so FedBABU has nothing", strategy=fl.FedBABU(), personal=[fl.PersonalPart(names="*")]),
     # what clients keep, and tensors that training creates, resizes or hides
@@ -164,26 +139,13 @@ REFUSALS = [
     fits("'client_state' names 'thing', which holds a type", module=variant(client_state="thing", thing={"a": [object]})),
     fits("'client_state' of Variant names 'queu', but after a client's training the", module=variant(client_state=("queu",))),
     fits("Training created the parameter 'head.weight' of Variant, which the global", module=stepping(creates_a_head)),
-    fits("Late builds 'head.weight' in 'on_fit_start', after Lightning has called", module=Late),
+    fits("Variant builds 'head.weight' in 'on_fit_start', after Lightning has called", module=variant(on_fit_start=build_head)),
     fits("Training replaced the layer of 'net.0.weight' of Variant", module=replacing(nn.Linear)),
     fits("Cannot copy 'net.0.weight' of Scripted ... torch.jit.script", module=Scripted),
     fits("optimizers of HiddenLayers train 2 tensors that it does not contain, the first of shape (3,", module=HiddenLayers),
     fits("Training changes 'low' ... FedMedian does not cover such tensors", module=Lowest, strategy=fl.FedMedian()),
-    fits(
-        "Training changes 'low' ... 'federation.secure_aggregation' does not cover such tensors",
-        module=Lowest,
-        secure_aggregation=fl.SecureAggregation(),
-    ),
     fits("ProximalRule, ... but SparseAdam needs sparse gradients. Use Adam, or", module=SPARSE, local=PROXIMAL),
     fits("Stacked clients do not support Embedding with sparse gradients", module=Words, local=STACKED),
-    fits("Stacked clients do not support ModelContrast, a part of the strategy", strategy=fl.MOON("net.2"), local=STACKED),
-    fits("Stacked clients do not support", strategy=fl.PFedMe(), local=STACKED),
     Refusal(lambda: refuse_questions({}), "No metric may be asked for here by its class"),
-    # loaders and callbacks
-    Refusal(fit_of_two_loaders, "Client 'a' trains on a dict, but needs a single torch DataLoader", fl.DataError),
     fits("'trainer.reload_dataloaders_every_n_epochs' is 1, but ... Remove it", flags={"reload_dataloaders_every_n_epochs": 1}),
-    fits(  # it would thaw them in each turn's own optimizer, and expects the learning rates of the turn before
-        "'federation.local.callbacks' contains BackboneFinetuning, which keeps a state ... begins anew in every turn",
-        local=fl.LocalTraining(callbacks=[BackboneFinetuning(unfreeze_backbone_at_epoch=3)]),
-    ),
 ]

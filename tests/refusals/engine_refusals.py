@@ -20,9 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 import fl_lightning as fl
 
-# ------ Stacked clients: state that they would share, and the rest
-
-
 LOSS = F.cross_entropy
 
 
@@ -61,11 +58,8 @@ def times(factor: Any) -> Any:
 
 def holding(make: Any, use: Any) -> Any:
     """A module that holds an object, with which each step changes the loss."""
-    return variant(times(lambda self: use(self.held)), __init__=lambda self: [Plain.__init__(self), holds(self, make())][0])
-
-
-def holds(module: Any, value: Any) -> None:
-    module.held = value
+    set_held = lambda self: [Plain.__init__(self), setattr(self, "held", make())][0]  # noqa: E731
+    return variant(times(lambda self: use(self.held)), __init__=set_held)
 
 
 def adding(layer: Any) -> Any:
@@ -91,10 +85,6 @@ def collecting(self, x, y, batch_idx):
     return loss
 
 
-def averaging(self):
-    self.log("mean", torch.stack(self.outputs).mean())
-
-
 GLOBAL: list[int] = []
 HELD = [
     holding(lambda: {"n": []}, lambda held: append(held["n"])),
@@ -108,6 +98,7 @@ HELD = [
     holding(lambda: np.random.RandomState(0), lambda rng: rng.rand()),
     holding(lambda: random.Random(0), lambda rng: rng.random()),
 ]
+AVERAGING = lambda self: self.log("mean", torch.stack(self.outputs).mean())  # noqa: E731
 FREEZING = hooked(lambda self: self.net[0].requires_grad_(self.current_epoch == 1), "on_train_epoch_start")
 LATE_OUTPUTS = later(lambda self: collecting(self, torch.ones(5, 4), torch.zeros(5).long(), 0))
 CHANGED: list[tuple[str, Any]] = [
@@ -124,8 +115,8 @@ CHANGED: list[tuple[str, Any]] = [
     ("net.0.weight", FREEZING),
     ("net.0.bias", hooked(lambda self: nn.init.zeros_(self.net[0].bias))),
     ("Variant.seen", hooked(lambda self: append(self.seen), "on_fit_start", seen=[])),
-    ("Variant.outputs", hooked(averaging, base=stepping(collecting), outputs=[])),
-    ("Variant.outputs", hooked(averaging, base=LATE_OUTPUTS, outputs=[])),
+    ("Variant.outputs", hooked(AVERAGING, base=stepping(collecting), outputs=[])),
+    ("Variant.outputs", hooked(AVERAGING, base=LATE_OUTPUTS, outputs=[])),
 ]
 
 
@@ -145,8 +136,7 @@ OTHER_LOSS = [
 
 
 def computing(self, x, y, batch_idx):
-    self.train_acc.update(self(x), y)
-    self.log("now", self.train_acc.compute())
+    self.log("now", [self.train_acc.update(self(x), y), self.train_acc.compute()][1])
     return LOSS(self(x), y)
 
 
@@ -180,19 +170,15 @@ def asking_late(self, x, y, batch_idx):
     return loss * loss.item() if batch_idx == 2 else loss
 
 
+PULLED = fl.ProximalLoss(fl.CrossEntropy(), 0.1)
 UNLIKE = ", which the engine 'stacked' of local training does not {}. Set 'federation.local.engine' to 'trainer'"
 NOT_FOLLOWED, NOT_PROVIDED = UNLIKE.format("follow"), UNLIKE.format("provide")
 SHARED_HOOK = "which stacked clients would share. Set ... 'trainer'. ... stacked_hooks = ('on_train_batch_end',)"
 MODULES: dict[str, Any] = {
     f"asks for 'trainer.is_last_batch'{NOT_PROVIDED}": times(lambda self: 3 if self.trainer.is_last_batch else 1),
-    "asks for 'trainer.callback_metrics'": times(lambda self: 1 + len(self.trainer.callback_metrics)),
-    "asks for 'trainer.datamodule'": times(lambda self: len(self.trainer.datamodule.train_dataloader())),
-    "asks for 'trainer.callbacks'": times(lambda self: 1 + len(self.trainer.callbacks)),
     f"sets 'trainer.should_stop'{NOT_FOLLOWED}": times(lambda self: setattr(self.trainer, "should_stop", True) or 1),
     f"overrides 'on_train_batch_end', {SHARED_HOOK}": variant(on_train_batch_end=lambda self, *_: None),
     f"overrides 'optimizer_step'{NOT_FOLLOWED}": variant(optimizer_step=lambda self, *_: None),
-    "overrides 'lr_scheduler_step'": variant(lr_scheduler_step=lambda self, *_: None),
-    "overrides 'backward'": variant(backward=lambda self, loss: loss.backward()),
     "overrides 'teardown'": variant(teardown=lambda self, stage: None),
     "builds its networks in 'setup' ... in '__init__', or set ... 'trainer'": variant(setup=lambda self, stage: None),
     "optimizes manually": variant(automatic_optimization=property(lambda self: False, lambda self, _: None)),
@@ -207,9 +193,6 @@ MODULES: dict[str, Any] = {
     "It looks like you're either (1) calling .item()": stepping(asking_late),
     "returns no loss": stepping(lambda self, x, y, i: None if i else LOSS(self(x), y)),
     "Cannot stack the training_step": stepping(percent),
-    "depends on batch_idx, which stacked clients do not support": stepping(
-        lambda self, x, y, i: LOSS(self(F.dropout(x, 0.5) if i % 2 else x), y)
-    ),
     "depends on batch_idx": stepping(lambda self, x, y, i: LOSS(self(F.dropout(x, 0.8 if i % 2 else 0.1)), y)),
     "computes a MulticlassAccuracy ... Log the metric itself": stepping(computing),
     "has no gradient": stepping(lambda self, x, y, _: LOSS(self(x).detach(), y)),
@@ -221,9 +204,7 @@ MODULES: dict[str, Any] = {
     "changes its batch in place": stepping(lambda self, x, y, _: LOSS(self(x.mul_(2)), y)),
     "changes 'net.0.weight' in place": stepping(shrinking),
     "'stacked_hooks' of Variant names 'on_after_backward', which": hooked(lambda self: None, "on_after_backward"),
-    "contains a ProximalLoss ... 'federation.local.proximal_mu'": lambda: fl.ClassificationTask(
-        network(), CLASSES, fl.ProximalLoss(fl.CrossEntropy(), 0.1)
-    ),
+    "contains a ProximalLoss ... 'federation.local.proximal_mu'": lambda: fl.ClassificationTask(network(), CLASSES, PULLED),
 }
 
 
@@ -234,9 +215,7 @@ def stacked(module: Any, words: str) -> Refusal:
 AGAIN = "returns another loss when it runs again ( ... , then ... stacked clients would share ... 'trainer'"
 STACKED = [
     *(
-        stacked(
-            module, f"of Variant changes '{name}' or what it refers to, which stacked clients would share. Set ... 'trainer'"
-        )
+        stacked(module, f"of Variant changes '{name}' or what it ... clients would share. Set ... 'trainer'")
         for name, module in CHANGED
     ),
     *(stacked(module, f"of Variant {AGAIN}") for module in OTHER_LOSS),
@@ -244,19 +223,8 @@ STACKED = [
 ]
 
 
-# ------ Fabric, and settings, rules and strategies of stacked clients
-
-
 def on(engine: Any, words: str, module: Any = Plain, parts: Any = None, **local: Any) -> Refusal:
     return fits(words, module=module, local=fl.LocalTraining(engine=engine, **local), **(parts or {}))
-
-
-def starting(change: Any) -> Any:
-    return variant(on_train_start=change)
-
-
-def takes_iterator(self, dataloader_iter):
-    return LOSS(self(next(dataloader_iter)[0][0]), torch.zeros(5, dtype=torch.int64))
 
 
 INSTEAD = ", which the engine 'fabric' of local training does not {}. Set 'federation.local.engine' to 'trainer'."
@@ -264,12 +232,11 @@ UNFOLLOWED, UNPROVIDED = INSTEAD.format("follow"), INSTEAD.format("provide")
 FABRIC: dict[str, Any] = {
     f"optimizes manually ... {UNFOLLOWED}": variant(automatic_optimization=property(lambda self: False, lambda self, _: None)),
     f"overrides 'backward'{UNFOLLOWED}": variant(backward=lambda self, loss: loss.backward()),
-    "overrides 'configure_gradient_clipping'": variant(configure_gradient_clipping=lambda self, *_: None),
-    f"takes 'dataloader_iter'{UNFOLLOWED}": variant(training_step=takes_iterator),
+    f"takes 'dataloader_iter'{UNFOLLOWED}": variant(training_step=lambda self, dataloader_iter: None),
     "returns 0 optimizers ... or set 'federation.local.engine'": variant(configure_optimizers=lambda self: None),
     "overrides 'log'": variant(log=lambda self, *_, **__: None),
-    f"sets 'trainer.max_steps'{UNFOLLOWED}": starting(lambda self: setattr(self.trainer, "max_steps", 3)),
-    f"asks for 'trainer.strategy.reduce'{UNPROVIDED}": starting(lambda self: self.trainer.strategy.reduce(1)),
+    f"sets 'trainer.max_steps'{UNFOLLOWED}": variant(on_train_start=lambda self: setattr(self.trainer, "max_steps", 3)),
+    f"asks for 'trainer.strategy.reduce'{UNPROVIDED}": variant(on_train_start=lambda self: self.trainer.strategy.reduce(1)),
     # what a Trainer would not take either
     "returns 2 optimizers": variant(configure_optimizers=lambda self: [SGD(self.net[k].parameters(), 0.1) for k in (0, 2)]),
     "returns a dict without a loss": stepping(lambda self, x, y, _: {"output": 1}),
@@ -321,9 +288,6 @@ HEAD = fl.PersonalPart(names="net.2.*")
 PARTS = {
     "EverySecond.begin ... some clients ... 'fabric'": {"strategy": Own(EverySecond()), "partitioner": Consecutive((20, 20))},
     "do not support OwnModel": {"strategy": fl.Ditto()},
-    "do not support MoreauEnvelope": {"strategy": fl.PFedMe()},
-    "do not support ModelContrast": {"strategy": fl.MOON("net.2")},
-    "do not support Mixture": {"strategy": fl.APFL()},
     "do not support Phases": {"strategy": fl.FedBABU(), "personal": [HEAD]},
 }
 RULES = ("loss_term", "join_optimizers", "sends", "keeps_model", "figures", "resting", "own_model")

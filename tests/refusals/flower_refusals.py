@@ -29,6 +29,7 @@ SKIP = {"faults": {"policy": "skip"}}
 ENOUGH = ("--federation.pool.min_sites", "2")
 EVERY = {"every_n_rounds": 1, "metric": "val_loss"}
 BIG = 10**400
+NOISY = {"privacy": {"noise_multiplier": 2.0, "max_grad_norm": 1.0}}
 
 
 def telling(**told: Any) -> Callable[[], Any]:
@@ -98,6 +99,10 @@ def asynchronously(*more: str, **federation: Any) -> Callable[[], Any]:
     return at_sites(*more, change=lambda config: give_parts(), **settings)
 
 
+def without_south(config: Any) -> None:
+    ABSENT.add("south")
+
+
 def streaming(config: Any) -> None:
     restart("south", datamodule={"class_path": "sites_over_bytes.Streaming", "init_args": {"path": "south/own.csv"}})
 
@@ -125,34 +130,22 @@ REFUSALS = [
     Refusal(simulating("partitioner"), "'data.partitioner' must be set, unless clients have data of their own"),
     Refusal(simulating("datamodule", "init_args", "path"), "'data.datamodule.path' is null, so there are no rows to train on."),
     Refusal(setting("data", "datamodule", "init_args", "standardize", value=True), "'data.datamodule.standardize' is true,"),
-    Refusal(
-        at_sites(
-            change=streaming, local={"privacy": {"noise_multiplier": 2.0, "max_grad_norm": 1.0}}, policy={"tells": ["examples"]}
-        ),
-        "but site south trains on a stream",
-    ),
+    Refusal(at_sites(change=streaming, local=NOISY, policy={"tells": ["examples"]}), "but site south trains on a stream"),
     # sites that are lost, away, or others than they should be
     Refusal(at_sites(change=lambda config: disturb("south")), "Site south (client 1): no answer within its deadline. When the"),
     Refusal(unasked(*ENOUGH), "'federation.pool.min_sites' is 2, but 'federation.faults.policy' is 'fatal'"),
     Refusal(unasked("--federation.pool.min_sites", "0", **SKIP), "federation.pool.min_sites"),
-    Refusal(
-        at_sites(*ENOUGH, change=lambda config: ABSENT.add("south"), client_evaluation=EVERY, **SKIP),
-        "'federation.client_evaluation' needs all sites",
-    ),
+    Refusal(at_sites(*ENOUGH, change=without_south, client_evaluation=EVERY, **SKIP), "client_evaluation' needs all sites"),
     Refusal(at_sites(change=lambda config: SERVERS.update(south=SERVERS["west"])), "Site south calls itself 'west'. Start it"),
     # what sites tell
     Refusal(telling(num_examples=0), "Site west has no training examples. Check the data.yaml there."),
     Refusal(telling(num_examples=BIG), "Site west ... has the wrong type"),
     Refusal(telling(num_examples=2**37), "Site west ... Check the data.yaml there"),
-    Refusal(telling(label_counts=(1, BIG)), "Site west"),
     Refusal(telling(label_counts=(30, -6)), "Site west ... Check the data.yaml there"),
     Refusal(telling(num_validation=-1), "Site west ... Check the data.yaml there"),
-    Refusal(telling(num_test=-1), "Site west ... Check the data.yaml there"),
     Refusal(telling(streams="yes"), "Site west ... has the wrong type"),
-    *(
-        Refusal(lambda wrong=wrong: BytesSites(**wrong), f"'federation.pool.{next(iter(wrong))}' must be")
-        for wrong in ({"max_examples": 0}, {"max_examples": {"a": 0}}, {"max_share": 0.0}, {"max_share": 1.5})
-    ),
+    Refusal(lambda: BytesSites(max_examples={"a": 0}), "'federation.pool.max_examples' must be"),
+    Refusal(lambda: BytesSites(max_share=1.5), "'federation.pool.max_share' must be"),
     # held-out sites
     Refusal(holding_out(0.3), "'data.held_out_clients' must be a list of sites by name"),
     Refusal(holding_out(["east"]), "has 'east', but"),
@@ -166,21 +159,14 @@ REFUSALS = [
             {"class_path": "AdaFed", "init_args": {"metric": "val_accuracy", "power": 30.0, "scored_by": "clients"}},
         )
     ),
-    Refusal(under_masks(strategy="FedMedian"), "FedMedian needs every client's model to combine them, but with"),
     Refusal(under_masks(strategy="AFL"), "AFL does not say which sums it adds up"),
     Refusal(under_masks(route="FedCyclic"), "On the route FedCyclic clients pass models to each other"),
     # asynchronous rounds
     Refusal(asynchronously(strategy="Scaffold"), "Scaffold needs each client to train from the current global model"),
-    Refusal(asynchronously(strategy="FedNova"), "FedNova needs each client to train from the current global model"),
     Refusal(asynchronously(secure_aggregation={"threshold": 1.0}), "'federation.secure_aggregation' lets the clients of a"),
     Refusal(asynchronously(availability={"clock": {"ticks": 10}}), "This does not work there: federation.availability.clock."),
-    Refusal(
-        asynchronously(client_evaluation={"every_n_rounds": 1, "metric": "val_accuracy"}),
-        "'federation.client_evaluation' evaluates models at the clients between rounds, but with 'federation.asynchronous'",
-    ),
-    Refusal(
-        asynchronously("--federation.asynchronous.replay", "a.jsonl"), "does not work there: federation.asynchronous.replay."
-    ),
+    Refusal(asynchronously(client_evaluation=EVERY), "'federation.client_evaluation' evaluates models at the clients between"),
+    Refusal(asynchronously("--federation.asynchronous.replay", "a.jsonl"), "not work there: federation.asynchronous.replay."),
     Refusal(
         at_sites(change=south_first, strategy="FedAsync", asynchronous={"concurrency": 3, "buffer": 1}),
         "Site south (client 1): no answer within its deadline. When the site can answer again",

@@ -67,17 +67,14 @@ CELL_FOLDERS = [
     *(
         told(cell_table(text), f"a.csv, line {number}, must be two numbers, ... but is '{line}'. ... 'data.datamodule.root'")
         for text, number, line in (
-            ("x,y\n1,two\n", 2, "1,two"),
             ("1,2\n\n3,nan\n", 3, "3,nan"),
             ("1,2,3\n", 1, "1,2,3"),
-            ("column,row\n1,2\n", 1, "column,row"),
             ("x,y\n7\n", 2, "7"),
         )
     ),
     told(cells(lambda root: (root / "a.csv").write_bytes(b"\xff\xfe\x00\x81")), "Cannot read ... under 'data.datamodule.root'"),
     told(cells(without("a.csv")), "own/a.png' has no annotation next to it. Each image under 'data.datamodule.root' needs one"),
     told(cells(without("a.png")), "own/a.csv' is an annotation without an image"),
-    told(client_cells(without("delft/002.csv")), "delft/002.png' has no annotation next to it"),
     told(client_cells(without_three), "000.png' has no annotation next to it (and 2 more like it)"),
     told(cells(lambda root: picture(root / "a.tif")), "own/a' has several images"),
     told(cells(of_two_sizes), "1 of them, such as ... e.png, do not have the 20 x 16 pixels ... 'data.datamodule.image_size'"),
@@ -91,18 +88,11 @@ CELL_FOLDERS = [
 ]
 
 
-def simulated(**settings: Any) -> Callable[[], Any]:
-    data = {"image_size": 24, "test_images": 5, **settings}
-    return lambda: SimulatedCellsDataModule(**data).setup("fit")
-
-
 SIMULATED_CELLS = [
-    told(simulated(sites={"a": CellSite(images=2, cells=(0, 0))}), "count is zero everywhere: ... Set 'cells' of a site"),
-    told(simulated(sites={"a": CellSite(images=2, missed=1.0)}), "count is zero everywhere: ... Set 'cells' of a site"),
-    Refusal(simulated(sites={}), "'data.datamodule.sites' must be one site or more, or null"),
+    told(lambda: SimulatedCellsDataModule({"a": CellSite(2, (0, 0))}).setup("fit"), "zero everywhere: ... Set 'cells' of"),
+    Refusal(lambda: SimulatedCellsDataModule({}), "'data.datamodule.sites' must be one site or more, or null"),
     Refusal(lambda: UNet()(torch.rand(1, 1, 32, 30)), "depth' 2 ... multiples of 4, but these have 30 x 32 pixels. Set"),
 ]
-CELL = [*CELL_FOLDERS, *SIMULATED_CELLS]
 
 
 # ------ Images
@@ -121,15 +111,8 @@ def painted(*names: str, count: int = 2, **settings: Any) -> Callable[[], Any]:
     return folder(lambda root: [paint(root / name, count) for name in names], Path, **settings)
 
 
-def nothing_in(*names: str) -> Change:
-    return lambda root: [(root / name).mkdir(parents=True) for name in names]
-
-
-def broken(root: Path, *names: str) -> None:
-    paint(root / "cat", 2)
-    for name in names:
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text("")
+def nothing(root: Path) -> None:
+    Path("none/cat").mkdir(parents=True)
 
 
 @later
@@ -140,48 +123,25 @@ def fitted(network: fl.LeNet, num_classes: int) -> None:
 
 
 IMAGE = [
-    told(
-        folder(lambda root: paint(root / "gnu", 2), classes=["emu", "dog", "cat", "fox"]),
-        "has a folder of the class 'gnu', which is not one of 'data.datamodule.classes': emu, ",
-    ),
+    told(folder(lambda root: paint(root / "gnu", 2), classes=["emu", "dog", "cat"]), "a folder of the class 'gnu', which"),
     Refusal(lambda: fl.ImageFolderDataModule("x", schema="schema.yaml"), "'schema' is now 'classes', a list of names"),
-    told(folder(Path, root={"a": "no"}), "'no' is not a folder"),
     Refusal(folder(Path, root={}), "'data.datamodule.root' must be a folder, or a folder f"),
-    told(
-        lambda: fl.FederatedDataModule(fl.ImageFolderDataModule(by_class(Path("own"))), fl.DomainPartitioner()).setup("fit"),
-        "has no column 'domains': ... Put each client's files ... partitioner",
-    ),
-    told(
-        folder(lambda root: [paint(root / name, 1) for name in ("test/cat", "test/dog", "train/cat", "train/ant")], Path),
-        "The training set has the classes ant, cat, but 'own/test' has cat, dog ... Give both the same classes",
-    ),
-    told(
-        folder(lambda root: [paint(root / part / name, 1) for part in ("a", "b") for name in "cd"], Path, test_root="own/b"),
-        "'data.datamodule.test_root' is own/b, which is inside 'root' own, so the federation would train on",
-    ),
+    told(painted("test/cat", "test/dog", "train/cat", "train/ant"), "training set has the classes ant, cat, but 'own/test'"),
+    Refusal(lambda: fl.ImageFolderDataModule("x", test_root="y"), "'test_root' is now the folder 'test' in 'root', beside"),
     told(painted("train/cat", "train/dog", "test/cat", "test/dog", "unlabelled/cat"), "contains unlabelled next to 'train',"),
     told(folder(halved, memory_limit=0.0), "1 of 1 images cannot be read: ... emu/1.png ... Fix them, or move them elsewhere"),
     told(lambda: fl.ImageFolderDataModule("nowhere").setup("fit"), "is not a folder. Set 'data.datamodule.root'"),
     told(folder(Path.mkdir, Path), "own' contains no folders"),
     told(painted("cat"), "own' contains the single class 'cat'"),
     told(folder(lambda root: (root / "ant").mkdir()), "ant' contains no images (.jpg"),
-    told(
-        folder(lambda root: Path("none/cat").mkdir(parents=True), root={"a": "none", "b": "own"}),
-        "none' contains no images (.jpg ... Set 'data.datamodule.root' ... remove empty folders from it",
-    ),
+    told(folder(nothing, root={"a": "none", "b": "own"}), "none' contains no images (.jpg ... 'data.datamodule.root'"),
     told(folder(lambda root: (root / "webcam").mkdir(), by_domain), "own/amazon' contains no images ... remove empty folders"),
-    told(painted("a/b/cat", "a/b/dog", "a/c/cat"), "own/a/b' contains no images ... of the form root/class/image or"),
     told(painted("cat", "dog", count=1, test_share=0.99), "'data.datamodule.test_share' is 0.99, ... the 2 images to train on"),
-    told(
-        folder(lambda root: broken(root, "dog/0.png", "cat/0.png", "cat/1.png"), Path),
-        "1 of 1 images cannot be read: ... cat/0.png (not an image)",
-    ),
     *(
         Refusal(lambda wrong=wrong: fl.ImageFolderDataModule("x", **wrong), f"'data.datamodule.{words}")
         for wrong, words in (
             ({"mean": [0.5]}, "std' must be above 0, with one value for each value of 'mean'"),
             ({"mean": [0.5], "std": [0.5]}, "mean' must be one number for each of 3 channels"),
-            ({"mean": [0.5] * 3, "std": [0.5, 0.5, 0]}, "std' must be above 0"),
             ({"mean": [127.0], "std": [0.5]}, "mean' must be between 0 and 1 for each channel, since images are in [0, 1]"),
             ({"mean": [0.5], "std": [50.0]}, "std' must be between 0 and 1 for each channel ... by 255), but is [50.0]"),
         )
@@ -191,4 +151,4 @@ IMAGE = [
 ]
 
 
-REFUSALS = [*CELL, *IMAGE]
+REFUSALS = [*CELL_FOLDERS, *SIMULATED_CELLS, *IMAGE]

@@ -1,7 +1,6 @@
 """Options: asynchronous rounds, masks, attackers, personal parts, evaluation at the clients, clients held out, own ones."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from lazy_stores import Opened
 from lightning.pytorch.callbacks import EarlyStopping
 from own_option import CountBatches, DropNumbers, PlansRounds, Sums
 from poisoning import mislabel
-from refusing import Refusal, fits, fitting, later, made
+from refusing import Refusal, fits, fitting, later, made, told
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
@@ -22,6 +21,8 @@ from fl_lightning.functional.keyed_noise import SecretKey
 # ------ Asynchronous rounds and the simulated clock
 
 
+UNWEIGHED, CENTRAL = fl.FedAvg("uniform"), fl.ClientPrivacy(1.0, 1.0)
+PARTIAL = fl.LocalTraining(max_epochs=2, partial_work=fl.PartialWork(0.5))
 UNIFORM = fl.Availability(clock=fl.Clock("uniform"))
 BUFFER = "'federation.asynchronous.buffer'"
 
@@ -40,33 +41,17 @@ Thawing = variant(configure_callbacks=lambda self: [fl.TransferLearning(["net.0"
 ASYNCHRONOUS = [
     Refusal(asynchronous(asynchronous=fl.Asynchronous(4)), "'federation.asynchronous.concurrency' must be a number of clients"),
     Refusal(asynchronous(asynchronous=fl.Asynchronous(2, 4)), f"{BUFFER} must be at most 3, because each of the 3 clients has"),
-    *(
-        Refusal(asynchronous(strategy=strategy()), f"{strategy.__name__} needs each client to train from the current global")
-        for strategy in (fl.FedNova, fl.Scaffold, fl.FedDyn)
-    ),
+    Refusal(asynchronous(strategy=fl.FedDyn()), "FedDyn needs each client to train from the current global"),
     Refusal(asynchronous(route=fl.FedCyclic()), "On the route FedCyclic clients wait for each other, but"),
     Refusal(asynchronous(strategy=fl.FedAsync()), f"mixes every update ... {BUFFER} is 2. Set it to 1"),
     Refusal(asynchronous(clients_per_round=2), "'federation.clients_per_round' (2) is the size ..., but ... no round draws a"),
     Refusal(asynchronous(secure_aggregation=fl.SecureAggregation()), "'federation.secure_aggregation' lets the clients of a"),
-    Refusal(
-        asynchronous(strategy=fl.FedAvg("uniform"), transforms=[fl.ClientPrivacy(1.0, 1.0)]),
-        "ClientPrivacy with noise at the server needs cohorts ... drawn from all clients, but ... Set its",
-    ),
-    Refusal(
-        asynchronous(local=fl.LocalTraining(max_epochs=2, partial_work=fl.PartialWork(0.5))),
-        "'federation.local.partial_work' needs ..., but ... no round draws",
-    ),
+    Refusal(asynchronous(strategy=UNWEIGHED, transforms=[CENTRAL]), "noise at the server needs cohorts ... but ... Set its"),
+    Refusal(asynchronous(local=PARTIAL), "'federation.local.partial_work' needs ..., but ... no round draws"),
     Refusal(asynchronous(attackers=fl.Attackers(clients=[1], model=fl.ALIE())), "'federation.attackers.model' ALIE reads the"),
     Refusal(asynchronous(faults=fl.Faults("skip", min_updates=3)), "'federation.faults.min_updates' must be at most the 2"),
-    *(
-        fits(f"{strategy.__name__} combines updates of asynchronous ... Set 'federation.asynchronous", strategy=strategy())
-        for strategy in (fl.FedBuff, fl.FedAsync)
-    ),
+    fits("FedBuff combines updates of asynchronous ... Set 'federation.asynchronous", strategy=fl.FedBuff()),
     fits("On the route FedCyclic clients wait for each", route=fl.FedCyclic(), availability=fl.Availability(clock=fl.Clock())),
-    Refusal(
-        asynchronous(strategy=fl.FedBuff(), server_optimizer=lambda p: torch.optim.Adam(p)),
-        "FedBuff has its own server optimizer, but 'federation.server_optimizer' is also set",
-    ),
     Refusal(asynchronous(strategy=Sends()), "Sends sends tensors with each model ('broadcast'), which belong to the"),
     Refusal(asynchronous(strategy=Everyone()), "Everyone needs every client in every round, but with 'federation.asynchro"),
     Refusal(asynchronous(module=Following, strategy=fl.FedBuff()), "Training changes 'target.weight', ..., but"),
@@ -127,26 +112,19 @@ class Silent(fl.RunningStrategy):
         return sums.take("state")
 
 
+SKIP = fl.Faults("skip")
 MASKED = [
     Refusal(masked(fl.AdaFed("val_acc")), "AdaFed weighs every client's model by its score at the server, but with"),
     Refusal(masked(fl.LastClient()), "LastClient keeps one client's model, but with 'federation.secure_aggregation'"),
     Refusal(masked(fl.FedMedian()), "FedMedian needs every client's model to combine them"),
-    Refusal(masked(fl.Krum(1)), "Krum needs every client's model"),
     Refusal(masked(route=fl.FedCyclic()), "On the route FedCyclic clients pass models to each other or keep them"),
-    Refusal(masked(route=fl.LocalOnly("val_acc")), "On the route LocalOnly clients pass models to each other or keep them"),
-    Refusal(masked(route=fl.WarmStart(1)), "n the route WarmStart clients pass models to each other"),
     Refusal(masked(client_evaluation=fl.ClientEvaluation(1)), "'federation.client_evaluation' measures each client, but with"),
     Refusal(masked(clients_per_round=1), "'federation.clients_per_round' must be 2 clients or more with"),
     Refusal(masked(module=Counting), "The module has a buffer 'seen' of whole numbers, which cannot be added"),
     Refusal(masked(Silent()), "Silent does not say which sums it adds up, so clients cannot mask them. ... from 'sum_sizes'"),
-    Refusal(masked(fl.AFL()), "AFL does not say which sums it adds up"),
     Refusal(masked(Unannounced()), "adds 1 numbers to a sum 'squares', which its 'sum_sizes' does not announce"),
     Refusal(masked(Nothing()), "Nothing gave all clients of the round the weight 0, and masks hide their", fl.ClientError),
-    Refusal(
-        masked(threshold=1.0, data=OneBroken(), faults=fl.Faults("skip")),
-        "2 of 3 clients delivered, but removing the masks takes 3 or more. Lower",
-        fl.ClientError,
-    ),
+    Refusal(masked(threshold=1.0, data=OneBroken(), faults=SKIP), "2 of 3 clients delivered, but ... takes 3", fl.ClientError),
 ]
 
 
@@ -161,37 +139,18 @@ class Unknown(Sums):
         yield ClientMetric("own loss", "val_los", "training")
 
 
-def private(noise: str) -> fl.ClientPrivacy:
-    return fl.ClientPrivacy(0.5, 1.0, noise, noise_seed=7)
-
-
+STACKED = fl.LocalTraining(engine="stacked")
 EXACT = "DropNumbers may read clients' changes ... but ClientPrivacy protects them"
-NO_UPDATE = "DropNumbers acts on the updates ... but on the route ... pass models to each other"
 OWN_OPTION = [
-    *(
-        fits(NO_UPDATE, route=route, options=[DropNumbers()])
-        for route in (fl.FedCyclic(), fl.LocalOnly("val_acc"), fl.WarmStart(1))
-    ),
+    fits("DropNumbers acts on the updates ... but on the route ... pass models", route=fl.FedCyclic(), options=[DropNumbers()]),
     fits("'federation.options.metric' is 'val_los',", options=[Unknown()], flags={"num_sanity_val_steps": 1}),
     fits("'federation.options.0' and 'federation.options.1' each add up", options=[Sums(), Sums()]),
     fits("'federation.secure_aggregation' and", options=[Sums()], secure_aggregation=fl.SecureAggregation()),
     fits("'federation.options.0' adds up ... the strategy needs each", options=[Sums()], strategy=fl.FedMedian()),
     fits("'federation.asynchronous' and 'federation.options.0'", options=[PlansRounds()], asynchronous=fl.Asynchronous(2, 1)),
-    Refusal(
-        fitting(options=[CountBatches()], local=fl.LocalTraining(engine="stacked")),
-        "Stacked clients do not support CountBatches, a callback of an option",
-        fl.FederationError,
-    ),
-    fits(
-        "'federation.options' sets the key ... noise of ClientPrivacy could be sub",
-        strategy=fl.FedAvg("uniform"),
-        options=[Knows()],
-        transforms=[fl.ClientPrivacy(0.5, 1.0)],
-    ),
-    *(
-        fits(EXACT, strategy=fl.FedAvg("uniform"), options=[DropNumbers()], transforms=[private(noise)])
-        for noise in ("central", "local")
-    ),
+    Refusal(fitting(options=[CountBatches()], local=STACKED), "do not support CountBatches, a callback of", fl.FederationError),
+    fits("'federation.options' sets the key ... could be sub", strategy=UNWEIGHED, options=[Knows()], transforms=[CENTRAL]),
+    fits(EXACT, strategy=UNWEIGHED, options=[DropNumbers()], transforms=[CENTRAL]),
 ]
 
 
@@ -199,13 +158,16 @@ OWN_OPTION = [
 
 
 HEAD, ALL = fl.PersonalPart(names="net.3.*"), fl.PersonalPart(names="*")
+ALONE = fl.ClientEvaluation(1, "val_acc", compare_alone=True)
+ADAPTING = fl.ClassificationTask(network(), 3, fl.F1WeightedCrossEntropy(3))
 EVALUATED = fl.ClientEvaluation(1, "val_acc")
 
 
-def attacked(**settings: Any) -> Callable[[], Any]:
-    return fitting(attackers=fl.Attackers(**{"clients": [1], **settings}))
+def attacked(data: Any = None, route: Any = None, **settings: Any) -> Callable[[], Any]:
+    return fitting(data=data, route=route, attackers=fl.Attackers(**{"clients": [1], **settings}))
 
 
+BYTES = torch.zeros(1, 8, 8, dtype=torch.uint8)
 MEAN = [fl.PersonalPart(names=HEAD.names, start="mean")]
 
 
@@ -219,10 +181,8 @@ def personal(*callbacks: Any, parts: Any = (HEAD,), **settings: Any) -> None:
 
 
 def evaluated(evaluation: fl.ClientEvaluation) -> Callable[[], Any]:
-    data = partial(fl.FederatedDataModule, Blobs(), Consecutive(), client_test=0.3)
-    return lambda: trainer(1, fl.FederatedOrchestrator(client_evaluation=evaluation), num_sanity_val_steps=1).fit(
-        Plain(), data()
-    )
+    run = trainer(1, fl.FederatedOrchestrator(client_evaluation=evaluation), num_sanity_val_steps=1)
+    return lambda: run.fit(Plain(), fl.FederatedDataModule(Blobs(), Consecutive(), client_test=0.3))
 
 
 @later
@@ -238,6 +198,10 @@ def lied_to(attack: fl.LabelAttack) -> None:
 def held_out(clients: Any, **settings: Any) -> fl.FederatedDataModule:
     data = {name: TensorDataset(*blobs(8, seed)) for seed, name in enumerate("abcde")}
     return fl.FederatedDataModule.from_clients(data, batch_size=5, held_out_clients=clients, **settings)
+
+
+def one_held_out(data: Any, **settings: Any) -> Callable[[], Any]:
+    return lambda: fl.FederatedDataModule(data, Consecutive(), held_out_clients=1, **settings)
 
 
 def set_up(make: Callable[[], fl.FederatedDataModule]) -> Callable[[], Any]:
@@ -263,44 +227,24 @@ class Returns(fl.LabelAttack):
 OPTION = [
     # attackers
     Refusal(lambda: fl.Attackers(clients=[1]), "together with at least one of the others (how they attack)"),
-    Refusal(lambda: fl.Attackers(model=fl.SignFlip()), "together with at least one of the others (how they attack)"),
     Refusal(attacked(clients=[9], model=fl.SignFlip()), "'federation.attackers.clients' must be clients from 0 to 2"),
     Refusal(lambda: fl.Attackers(clients=1.5, model=fl.SignFlip()), "attackers.clients' must be ids, or a share from 0 to"),
     Refusal(lied_to(fl.PermutedLabels(3)), "'federation.attackers.labels.shift' must be not a multiple of the 3 classes"),
     Refusal(lambda: fl.RelabelClass(1, 1), "must be a class other than 'source'"),
     Refusal(lambda: fl.RelabelClass(-1, 1), "must be a class of 0 or above"),
     Refusal(lied_to(fl.RelabelClass(3, 0)), "'federation.attackers.labels.source' must be one of the classes 0 to 2"),
-    fits(
-        "SignFlip changes the updates that clients send",
-        attackers=fl.Attackers(clients=[1], model=fl.SignFlip()),
-        route=fl.Mediators(2),
-    ),
+    Refusal(attacked(route=fl.Mediators(2), model=fl.SignFlip()), "SignFlip changes the updates that clients send"),
     Refusal(attacked(model=WrongLength()), "WrongLength.forge returned a tensor of shape (66,) in float64, but ... (67,)"),
     Refusal(lied_to(Returns(lambda labels: None)), "Returns.change returned None, but a tensor of shape (7,) is needed"),
     Refusal(lied_to(Returns(lambda labels: labels[:1])), "Returns.change returned a tensor of shape (1,) in int64, but a"),
     # backdoors
     *(
-        Refusal(
-            lambda inputs=inputs: fl.Backdoor(size=4).stamp(inputs),
-            f"the dataset returns {came}. Let its transform return such a tensor, or lower 'size'.",
-            fl.DataError,
-        )
+        told(lambda x=inputs: fl.Backdoor(size=4).stamp(x), f"dataset returns {came}. Let its transform ... lower 'size'.")
         for inputs, came in ((torch.zeros(3), "shape (3,)"), (torch.zeros(1, 3, 9), "shape (1, 3, 9)"), ([1.0], "type list"))
     ),
-    *(
-        Refusal(
-            lambda value=value: fl.Backdoor(value=value).stamp(torch.zeros(1, 8, 8, dtype=torch.uint8)),
-            "'federation.attackers.backdoor.value' is ... whole numbers from 0 to 255. Set it to",
-            fl.DataError,
-        )
-        for value in (0.5, 300.0, -1.0)
-    ),
+    *(told(lambda v=v: fl.Backdoor(value=v).stamp(BYTES), "backdoor.value' is ... from 0 to 255") for v in (0.5, 300.0, -1.0)),
     Refusal(attacked(backdoor=fl.Backdoor(3)), "'federation.attackers.backdoor.target' must be one of the classes 0 to 2"),
-    fits(
-        "'federation.attackers.backdoor' needs its success rate on the",
-        data=NoValidation(),
-        attackers=fl.Attackers(clients=[0], backdoor=fl.Backdoor()),
-    ),
+    Refusal(attacked(NoValidation(), backdoor=fl.Backdoor()), "'federation.attackers.backdoor' needs its success rate on the"),
     # personal parts
     *(
         Refusal(lambda given=given: fl.PersonalPart(**given), words)
@@ -313,36 +257,25 @@ OPTION = [
         )
     ),
     Refusal(personal(parts=MEAN, asynchronous=fl.Asynchronous(2, 1)), "'start' in 'federation.personal' is 'mean', which"),
-    Refusal(
-        personal(parts=MEAN, client_evaluation=fl.ClientEvaluation(1, "val_acc", compare_alone=True)),
-        "compare_alone' trains clients from the first model, but 'start' in 'federation.personal' is 'mean'",
-    ),
+    Refusal(personal(parts=MEAN, client_evaluation=ALONE), "compare_alone' trains clients from the first model, but 'start'"),
     Refusal(personal(parts=[fl.PersonalPart(names="net.4.*")]), "'net.4.*', which match no parameter ... Did you mean net"),
     Refusal(personal(parts=[fl.PersonalPart(modules="torch.nn.BatchNorm2d")]), "contains no such layer ... Did you mean"),
     Refusal(personal(strategy=fl.AdaFed("val_acc")), "AdaFed scores clients' models on the server's set"),
-    Refusal(personal(strategy=fl.ShapleyValues("val_acc")), "ShapleyValues scores clients' models"),
     Refusal(personal(route=fl.LocalOnly("val_acc")), "LocalOnly scores models on the server's set, but with"),
     Refusal(personal(attackers=fl.Attackers(clients=[1], backdoor=fl.Backdoor(1))), "'federation.attackers.backdoor' is"),
     Refusal(personal(parts=[ALL], strategy=fl.Scaffold()), "matches every parameter, so Scaffold has nothing to correct"),
-    Refusal(
-        personal(parts=[ALL], module=fl.ClassificationTask(network(), 3, fl.F1WeightedCrossEntropy(3))),
-        "F1WeightedCrossEntropy adapts to the server's validation",
-    ),
+    Refusal(personal(parts=[ALL], module=ADAPTING), "F1WeightedCrossEntropy adapts to the server's validation"),
     *(
         Refusal(personal(callback, **settings), "the server's model is incomplete, so the server does not validate")
         for callback, settings in (
             (fl.BestCheckpoint("val_acc"), {}),
             (EarlyStopping("val_loss"), {"client_evaluation": EVALUATED}),
-            (fl.BestCheckpoint("val_acc"), {"client_evaluation": fl.ClientEvaluation(2, "val_acc")}),
         )
     ),
     Refusal(personal(EarlyStopping("val_ac"), client_evaluation=EVALUATED), "EarlyStopping monitors ... Did you mean val_acc?"),
     # evaluation at the clients
     fits("each client's own test part, but ... Set 'data.client_test'", client_evaluation=fl.ClientEvaluation(1)),
-    *(
-        Refusal(evaluated(evaluation), "'federation.client_evaluation.metric' is 'val_f1', which Plain does")
-        for evaluation in (fl.ClientEvaluation(1, "val_f1"), fl.ClientEvaluation(0, "val_f1", personal_epochs=1))
-    ),
+    Refusal(evaluated(fl.ClientEvaluation(1, "val_f1")), "'federation.client_evaluation.metric' is 'val_f1', which Plain does"),
     # clients held out
     Refusal(lambda: held_out(1.0), "'data.held_out_clients' must be a share of at least 0 and below 1"),
     Refusal(lambda: held_out(20.0), "Write 20 for a number, or 0.2 for 20 %"),
@@ -350,28 +283,9 @@ OPTION = [
     Refusal(lambda: held_out(["a", "a"]), "must be names that differ, but is ['a', 'a']"),
     Refusal(set_up(lambda: held_out(["f"])), "'data.held_out_clients' has 'f', but the clients are: a, ... Use their names."),
     Refusal(set_up(lambda: held_out(5)), "must be fewer than the 5 clients, so that some train, but is 5"),
-    Refusal(set_up(lambda: held_out(list("abcde"))), "must be fewer than the 5 clients"),
-    Refusal(
-        set_up(lambda: fl.FederatedDataModule(Blobs(), Consecutive(), held_out_clients=[7])),
-        "has '7', but the clients are: 0, 1, 2",
-    ),
-    Refusal(
-        lambda: fl.FederatedDataModule(Blobs(), Consecutive(), public_share=0.1, held_out_clients=1),
-        "'data.public_share' must be 0 if each client ... or with held-out clients, ... but is 0.1",
-    ),
-    Refusal(
-        lambda: fl.FederatedDataModule(
-            fl.TableDataModule("t.csv", "y", kind="classification"), Consecutive(), held_out_clients=1
-        ),
-        "'data.datamodule.standardize' must be false with held-out clients",
-    ),
+    Refusal(one_held_out(Blobs(), public_share=0.1), "'data.public_share' must be 0 if ... or with held-out clients,"),
+    Refusal(one_held_out(fl.TableDataModule("t.csv")), "'data.datamodule.standardize' must be false with held-out clients"),
     Refusal(set_up(opened), "'data.held_out_clients' must be off, but is 1. The clients' examples are read when the clients"),
-    Refusal(
-        lambda: trainer(
-            1, fl.FederatedOrchestrator(client_evaluation=fl.ClientEvaluation(1, "val_acc", personal_epochs=1))
-        ).fit(Plain(), held_out(["b"], val=TensorDataset(*blobs(9, 2)))),
-        "the clients have no test parts",
-    ),
 ]
 
 

@@ -49,27 +49,20 @@ LAZY = [
     told(sized([1, 2, 0, 4]), "'num_examples' has 0 for client 2. Give each client"),
     told(sized(0), "'num_examples' is 0, which is not a list of whole numbers. Return one for each client"),
     told(setting_up(lambda: fl.FederatedDataModule(Nobody())), "'num_examples' has no numbers"),
-    told(sized([1, 2, 0.5, 4]), "'num_examples' is [1, 2, 0.5, 4], which is not a list of whole numbers"),
-    told(sized("abcd"), "'num_examples' is 'abcd', which is not a list of whole numbers"),
     told(setting_up(lambda: fl.FederatedDataModule(fl.LazyClients())), "'num_examples' is None, which is not a list of whole"),
     Refusal(sized([3] * 4, client_test=0.2), "'data.client_test' must be off, but is 0.2. The clients' examples are read when"),
-    Refusal(sized([3] * 4, public_share=0.2), "'data.public_share' must be 0"),
     Refusal(sized([3] * 4, rebalancing=fl.LabelAveraging()), "'data.rebalancing' must be off"),
     Refusal(lambda: fl.FederatedDataModule(Nobody(), fl.IIDPartitioner(2)), "'data.partitioner' must be null if the examples"),
     Refusal(lambda: Nobody(batch_size=0), "'data.datamodule.batch_size' must be 1 or above, but is 0"),
     told(lambda: fit(lazily(Store(), [6] * 4)), "Client ... has ... examples, but its 'num_examples', by which it is weighed,"),
-    told(opening(3), "The examples of client ... are a int, but must be a dataset with"),
     told(opening(DataLoader(TensorDataset(*blobs(3, 0)))), "are a DataLoader, but must be a dataset"),
     Refusal(asking(lambda data: data.label_counts()), "are read when the clients are drawn, so ... give the clients' datasets"),
     Refusal(asking(lambda data: data.client_evaluation_view(0, "test")), "are read when the clients are drawn, so"),
-    Refusal(lambda: fit(lazily(Store()), federation={"strategy": fl.FedLoss()}), "validation"),
 ]
 
 
-@later
-def file(content: bytes | None) -> None:
-    if content is not None:
-        Path("a.file").write_bytes(content)
+def file() -> None:
+    Path("a.file").write_bytes(b"neither")
     set_up("a.file")
 
 
@@ -88,10 +81,7 @@ def without_h5py() -> None:
 
 
 FILES = [
-    *(
-        told(file(content), "Cannot read 'a.file' as an HDF5 file ( ... ). Correct 'data.datamodule.path'")
-        for content in (None, b"neither")
-    ),
+    told(file, "Cannot read 'a.file' as an HDF5 file ( ... ). Correct 'data.datamodule.path'"),
     told(lambda: set_up(write_hdf5(Path("a.h5")), ["z"]), "has no field 'z' ... It ... 'data.datamodule.fields'"),
     told(in_hdf5({"writers": [1]}), "has no group 'examples', but writers. Write a group for each client"),
     told(in_hdf5({"examples": None}), "has no clients. Add at least one"),
@@ -102,10 +92,6 @@ FILES = [
         "the examples of 'x' have the shape [2] and [3], but must have one shape",
     ),
     told(in_hdf5({"examples/a/x": np.zeros((1, 4))}, ["x"], shapes={"x": [1, 5]}), "'x' have the shape [4], but must have one"),
-    *(
-        Refusal(lambda wrong=wrong: fl.HDF5Clients("data", **{"fields": ["x"], **wrong}), f"'data.datamodule.{words}")
-        for wrong, words in ()
-    ),
     Refusal(without_h5py, "read with h5py ... pip install 'fl_lightning[hdf5]'", VersionError),
 ]
 
@@ -132,18 +118,13 @@ def training_examples_of_own_batches() -> None:
 STREAMS = [
     Refusal(training_examples_of_own_batches, "reads with a loader of its own ... so its training examples cannot be"),
     Refusal(streaming({"client_test": 0.2}), "'data.client_test' must be off, but is 0.2. Each client reads with a loader of"),
-    Refusal(streaming({"rebalancing": fl.LabelAveraging()}), "'data.rebalancing' must be off"),
     Refusal(streaming(strategy=fl.FedSGD(), local=fl.LocalTraining(full_batch=True)), "'federation.local.full_batch' cannot"),
     Refusal(streaming(attackers=fl.Attackers({0: 0.5})), "so 'federation.attackers' cannot change them. Leave out"),
     *(
         Refusal(streaming(local=fl.LocalTraining(engine=engine)), f"but the engine '{engine}' needs it")
         for engine in ("fabric", "stacked")
     ),
-    Refusal(
-        lambda: fitted(from_clients({"a": Stream(TensorDataset(torch.zeros(0, 4), torch.zeros(0)))})),
-        "The stream of client a has no examples",
-        fl.DataError,
-    ),
+    told(lambda: fitted(from_clients({"a": Stream(TensorDataset(torch.zeros(0, 4)))})), "stream of client a has no examples"),
     Refusal(labels_of_streams, "reads with a loader of its own ... so their labels are not known beforehand. Leave out"),
 ]
 REFUSALS = [*LAZY, *FILES, *STREAMS]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from client_sites import fitted
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 from refusing import Refusal, later, told
 from small_tables import AGE, OUTCOME, SEX, set_up, small, write
@@ -61,12 +60,6 @@ def unlike_schemas() -> None:
     fl.FederatedDataModule.from_clients(made)
 
 
-def scaled_and_private() -> None:
-    reading(GOOD)()
-    data = fl.FederatedDataModule(fl.TableDataModule("x.csv", kind="classification"), fl.IIDPartitioner(1))
-    fitted(data, local=fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0)))
-
-
 GOOD = "a,b,target\n1,2,3\n4,5,6\n"
 CLIENTS = {"c/ann.csv": "a,target\n1,2\n", "c/bob.csv": "a,target\n1,2\n"}
 STATE = "If the file has another form, state it, such as 'data.datamodule.csv:"
@@ -76,7 +69,6 @@ COLUMNS = {f"c/{name}.csv": "age,dose,target\n1,2,3\n" for name in ("ann", "bob"
     "c/al.csv": "age,target\n1,2\n",
     "c/zoe.csv": "age,dosis,target,weight\n1,2,3,4\n",
 }
-MORE_COLUMNS = COLUMNS | {f"c/more{k}.csv": "age,dose,target\n1,2,3\n" for k in range(22)}
 
 FILES = [
     *(
@@ -87,7 +79,6 @@ FILES = [
             ("1,2,3\n4,5,6\n", "'x.csv' begins with numbers (1, 2, 3). Add a header"),
             ("a,a,target\n1,2,3\n", "The header of 'x.csv' names the column 'a' twice"),
             ("a,,target\n1,2,3\n", "The header of 'x.csv' has a column without a name. Give every column"),
-            ("a,,,target\n1,2,3,4\n", "The header of 'x.csv' has a column without a name"),
             ("a,b\n1,2\n", "'x.csv' has no column 'target'. Its columns are a, b. Set 'data.datamodule.target' to one of them"),
             ("target\n1\n2\n", "'x.csv' has no columns besides target. Add columns of features"),
             ("a,b,target\n1,2,3\n4,5\n", "x.csv, line 3 has 2 cells, but the header has 3. Fix that line"),
@@ -95,12 +86,9 @@ FILES = [
             ("a,target\n1,3\n4,?\n", "x.csv, line 3: the column 'target' holds '?', which is not a number"),
             ("a,target\n,3\n", "line 2: the column 'a' is empty. Fill it, or remove the row; or set 'missing'"),
             ("a,target\n1,3\nnan,6\n", "x.csv, line 3: the column 'a' holds 'nan', which is not a number up to 3.4e+38"),
-            ("a,target\n-inf,3\n", "line 2: the column 'a' holds '-inf', which is not a number up to 3.4e+38"),
             ("a,target\n1e39,3\n", "line 2: the column 'a' holds '1e39', which is not a number up to 3.4e+38"),
             ("a,target\n1_0,3\n", "line 2: the column 'a' holds '1_0', which is not a number"),
-            ("a,target\n1,NA\n", "line 2: the column 'target' holds 'NA', which is not a number"),
             ("a,target\n1,\xff\n", "Cannot read 'x.csv' as a CSV file in UTF-8 ( ... ). ... Fix the file ... csv: {encoding:"),
-            ("\xff\xfea\0", "Cannot read 'x.csv' as a CSV file in UTF-8"),
             (",".join(f"c{k}" for k in range(30)) + "\n" + ",".join("1" * 30), "Its columns are c0, ..., c19 and 10 more. Set"),
             ("a;b,c;d\n1;2,3;4\n", f"no column 'target'. Its columns are a;b, c;d. {STATE} {GERMAN}'. Set 'data.data"),
             ("a;target\n1,5;2\n", f"The header of 'x.csv' is one column, 'a;target'. {STATE} {GERMAN}'."),
@@ -109,30 +97,21 @@ FILES = [
             ("a,target\n1;5,2\n", f"line 2: the column 'a' holds '1;5', which is not a number ... {STATE} {GERMAN}"),
         )
     ),
-    told(
-        reading("a;target\n1;2\n2,25;3.5\n", csv=SEMICOLONS), f"line 3: ... holds '2,25', which is not a ... {STATE} {GERMAN}"
-    ),
+    told(reading("a;target\n1;2\n2,25;3.5\n", csv=SEMICOLONS), f"line 3: ... holds '2,25', which is not ... {STATE} {GERMAN}"),
     *(
         told(reading(f"a;target\n{cell};2\n", csv={**SEMICOLONS, "decimal": ","}), f"holds '{cell}', which is not a number")
         for cell in ("1.5", "1.234,5", "1,5,0", "1,5_0")
     ),
     told(reading('a,b\n1,"two\nlines"\n\n2,x\nbad,y\n', target="b", **CLASSES), "x.csv, line 6: the column ... not a number"),
     *(
-        told(
-            reading(GOOD, csv={"encoding": name}),
-            f"Cannot read 'x.csv' as a CSV file in {name.upper()} ( ... state its encoding",
-        )
+        told(reading(GOOD, csv={"encoding": name}), "Cannot read 'x.csv' as ... state its encoding")
         for name in ("none", "base64")
     ),
     told(reading("a,target\n1,3\n", csv=SEMICOLONS), 'is one ... \'data.datamodule.csv: {separator: ",", decimal: "."}\'.'),
     told(reading(COLUMNS, "c"), "'c/ann.csv' has dose; 'c/bob.csv' has dose; 'c/cy.csv' ... Give every file the same columns."),
-    told(reading(MORE_COLUMNS, "c"), "has dose and 6 more, but 'c/al.csv' does not. Give every file"),
     told(reading(CLIENTS | {"c/bob.csv": "b,target\n1,2\n"}, "c"), "'c/bob.csv' lacks columns: 'a'. Its columns are b,"),
     told(reading("a,b,target\n1,x,3\n2,3,4\n5,y,6\n7,x,8\n"), "line 2: ... holds 'x', ... up to 3.4e+38, in 3 of 4 rows."),
-    told(
-        reading({"c/a.csv": "age,dose,target\n1,2,3\n", "test.csv": "age,dosis,target\n1,2,3\n"}, "c", test_path="test.csv"),
-        "'test.csv' lacks columns: 'dose'. Did you mean dosis? Its columns are age, dosis, target. Add the column, or, with a",
-    ),
+    told(reading({"x.csv": GOOD, "t.csv": "a,bee,target\n1,2,3\n"}, test_path="t.csv"), "'t.csv' lacks columns: 'b'. ... Add"),
     told(parquet(b=[None, 1.0]), "x.parquet, row 1: the column 'b' is empty. Fill it"),
     told(parquet(b=[[1], [2]]), "x.parquet ... column 'b'"),
     told(reading({"y.parquet": "PAR1"}, "y.parquet"), "Cannot read 'y.parquet' as a Parquet file"),
@@ -142,21 +121,17 @@ FILES = [
     told(reading({"c/notes.txt": ""}, "c"), "The folder 'c' has no CSV or Parquet file. Set 'data"),
     told(reading(GOOD, test_path="no"), "'no' does not exist. Set 'data.datamodule.test_path'"),
     Refusal(reading(CLIENTS, "c", test_path="c/ann.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"),
-    Refusal(reading(GOOD, test_path="x.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"),
-    Refusal(reading(CLIENTS, {"a": "c"}, test_path="c/ann.csv"), "'data.datamodule.test_path' must be files that are not in"),
     Refusal(reading(CLIENTS, "c/ann.csv", test_path="c"), "'data.datamodule.test_path' must be files that are not in 'path'"),
     Refusal(reading(CLIENTS, "c", client_column="a"), "client_column' must be null with a file for each client in 'path', but"),
     Refusal(reading({}, {}), "'data.datamodule.path' must be your table, or null at a server"),
-    Refusal(reading(CLIENTS, {"a": "c/ann.csv"}, client_column="a"), "client_column' must be null with a file for each client"),
     told(reading(CLIENTS | {"c/ann.parquet": ""}, "c"), "The folder 'c' has several tables named ... every client one file"),
     # clients and classes
     told(reading("a,site,target\n1,n,u\n2,,v\n", client_column="site", **CLASSES), "x.csv, line 3: the ... or remove the row"),
     told(reading(GOOD, client_column="place"), "has no column 'place'. Its columns are a, ... 'data.datamodule.client_column"),
-    told(reading(GOOD, person_column="person"), "has no column 'person'"),
     told(reading("person,a,target\np,1,2\n,3,4\n", person_column="person"), "line 3: the column 'person' is empty"),
     told(
         lambda: (reading(GOOD)(), fl.FederatedDataModule(fl.TableDataModule("x.csv"), fl.DomainPartitioner()).setup("fit")),
-        "name a column of clients in a table, or add it, or set 'data.partitioner' to another",
+        "has no column 'domains' ... Put each client's files ... name a column of clients in a table, or add it, or set",
     ),
     told(reading("a,target\n1,u\n2,\n", **CLASSES), "x.csv, line 3: the column 'target' is empty. Fill it"),
     told(reading("a,target\n1,u\n2,u\n", **CLASSES), "The column 'target' of 'x.csv' has the single ... 'data.datamodule.tar"),
@@ -171,17 +146,9 @@ FILES = [
 ]
 
 NAMED_IN_YAML = [
-    Refusal(
-        lambda build=build, name=name, value=value: build({"a": value, name: value}),
-        f"'{setting}' has the name {name!r}, which is not text. Put quotes around it",
-    )
+    Refusal(lambda build=build, name=name, value=value: build({name: value}), f"'{setting}' has the name {name!r}, which is")
     for setting, build, value, names in (
-        (
-            "data.datamodule.path",
-            fl.TableDataModule,
-            "x.csv",
-            (8, False, None, 0.5),
-        ),  # YAML's 010, no, null, .5 and 1e3 are these
+        ("data.datamodule.path", fl.TableDataModule, "x.csv", (8, False, None, 0.5)),  # YAML's 010, no, null, .5 and 1e3
         ("data.datamodule.root", lambda given: fl.ImageFolderDataModule(given, test_share=0.2), "x", (8,)),
         ("data.clients", lambda given: fl.FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule())), 0, (None,)),
         ("federation.pool.max_examples", lambda given: FlowerPool(max_examples=given), 1, (8,)),
@@ -203,7 +170,6 @@ CELLS = [
     told(patient("age,sex,outcome\n,male,healthy\n"), "x.csv, line 2: the column 'age' is ... of 'age' in the schema of all"),
     told(patient("age,sex,outcome\n1,male,\n"), "x.csv, line 2: the column 'outcome' is empty. Fill it, or remove the row."),
     told(patient("age,sex,outcome\n1,unknown,healthy\n", csv={"missing": ["unknown"]}), "'sex' holds 'unknown', which stands"),
-    told(patient("age,sex,outcome\nold,male,healthy\n"), "x.csv, line 2: the column 'age' holds 'old', which is not a number"),
     *(
         told(by_schema((field, "name: n, type: number"), f"a,n\n{cell},1\n"), words)
         for field, cell, words in (
@@ -215,17 +181,13 @@ CELLS = [
                 "2002-01-01",
                 "holds '2002-01-01' but 'a' is at most 2001-01-01 in the schema. Correct the cell, or change the",
             ),
-            ("name: a, type: number", "1e39", "the column 'a' holds '1e39', which is not a number up to"),
             ("name: a, type: number, unit: kg, constraints: {minimum: 2}", "1", "'1' but 'a' is at least 2 kg in the schema"),
         )
     ),
 ]
 
 SETTINGS = [
-    *(
-        Refusal(lambda wrong=wrong: fl.TableDataModule("x.csv", **wrong), f"'data.datamodule.{words}")
-        for wrong, words in (({"kind": "classification", "target": None}, "kind' must be left out without a 'target'"),)
-    ),
+    Refusal(lambda: fl.TableDataModule("x.csv", None, kind="classification"), "kind' must be left out without a 'target'"),
     *(
         Refusal(patient("", **wrong), f"'data.datamodule.{words}")
         for wrong, words in (
@@ -238,7 +200,6 @@ SETTINGS = [
             ({"columns": {"sex": {"values": {True: "male"}}}}, "columns.sex.values' has True, which YAML does not"),
             ({"csv": {"missing": [-9.9]}}, "csv.missing' has -9.9, which YAML does not read as a text. Put quotes"),
             ({"csv": {"separator": "::"}}, "csv.separator' must be one character"),
-            ({"csv": {"separator": None}}, "csv.separator' must be one character, but is None"),
             ({"csv": {"quote": "ä"}}, "csv.quote' must be one character"),
             ({"csv": {"decimal": ";"}}, "csv.decimal' must be '.' or ','"),
             ({"csv": {"encoding": 1252}}, "csv.encoding' must be an encoding such as cp1252"),
@@ -253,16 +214,10 @@ SETTINGS = [
         )
     ),
     Refusal(patient("", columns={"age": "alter"}), "'columns' must be a dictionary or None, but is"),
-    Refusal(
-        lambda: fl.TableDataModule("x.csv", "age", schema=small(AGE, SEX, OUTCOME, target="outcome")),
-        "'data.datamodule.target' must be left out, or 'outcome' as in the schema, but is 'age'",
-    ),
     Refusal(by_schema(("name: age, type: number, missing: mean",), "", standardize=True), "'data.datamodule.standardize' must"),
     Refusal(unlike_schemas, "'schema' is '5ef5c41924b4a867' for 'a', but '064acb109df0dc98' for 'b'"),
-    Refusal(scaled_and_private, "'data.datamodule.standardize' is true"),
     Refusal(lambda: fl.TableDataModule("x.csv", exports={}), "'exports' is now a TableDataModule for each client, in 'data"),
 ]
-TABLE = [*FILES, *NAMED_IN_YAML, *CELLS, *SETTINGS]
 
 
 # ------ Files of a schema that cannot be used, also hostile ones
@@ -280,7 +235,6 @@ YAML = [
     # size and depth
     ("x" * (2**20 + 1), "It is larger than 1 MiB"),
     ("[" * 100_000, "It is not valid YAML (maximum recursion depth exceeded"),
-    ("- " * 50_000 + "a", "It is not valid YAML (maximum recursion depth exceeded"),
     (FIELD + f"title: {'[' * 20}{']' * 20}", "The schema: 'title' is not a text."),
     (
         "fields:\n- {name: a, type: string, constraints: {enum: [" + ",".join(map(str, range(100_001))) + "]}}",
@@ -289,7 +243,6 @@ YAML = [
     (f"fields:\n- {{name: {'a' * 101}, type: number}}", "'aaaaaaaaaaaaaaaaa...' has 101 characters, but at most 100"),
     # YAML that is more than data
     ("fields: &a\n- {name: b, type: number}\ntitle: *a\n", "Line 1 has a YAML anchor or alias. Write the value out."),
-    ("a: *b", "Line 1 has a YAML anchor or alias"),
     ("fields: !!python/object/apply:os.system ['echo']", "Field 1: a mapping is missing. Its keys are name, type,"),
     ("fields:\n- {<<: {name: a}, type: number}", "Field 1: the key '<<' is not supported"),
     ("fields:\n- {name: a, name: b, type: number}", "The key 'name' occurs twice in line 2 or below. Remove one."),
@@ -298,7 +251,6 @@ YAML = [
     ("a: b\n---\nc: d", "It is not valid YAML"),
     ("\x00", "It is not valid YAML"),
     ("", "The schema: a mapping is missing. Its keys are fields,"),
-    ("https://example.org/schema.json", "The schema: a mapping is missing"),
     # keys of Table Schema that would run something, or mean more than this reader knows
     (FIELD.replace("number", "number, constraints: {pattern: '(a+)+$'}"), "the key 'pattern' is not supported. Use one of: "),
     (FIELD.replace("number", "number, format: '%Y'"), "Field 1: the key 'format' is not supported. Use one of: name, type"),
@@ -307,7 +259,6 @@ YAML = [
     # names
     (FIELD + "- {name: a, type: boolean}", "Two fields have the name 'a'. Give every field a name of its own."),
     ("fields:\n- {name: '=cmd()', type: number}", "a spreadsheet would run the name '=cmd()' as a formula. Begin it with"),
-    ("fields:\n- {name: '@SUM(A1)', type: number}", "a spreadsheet would run the name '@SUM(A1)' as a formula"),
     ("fields:\n- {name: '-2+cmd|x', type: number}", "a spreadsheet would run the name '-2+cmd|x' as a formula"),
     ("fields:\n- {name: 'a\\tb', type: number}".replace("'", '"'), "'a?b' contains control characters. Remove them."),
     ('fields:\n- {name: "a\\e[2J", type: number}', "'a?[2J' contains control characters"),
@@ -315,7 +266,6 @@ YAML = [
     ("fields:\n- {name: ' a', type: number}", "the name ' a' is empty, or begins or ends with a space"),
     ("fields:\n- {name: '', type: number}", "is empty"),
     ("fields:\n- {name: [a], type: number}", "Field 1, 'name': a text is missing."),
-    ("fields:\n- {type: number}", "Field 1, 'name': a text is missing."),
     (one("string, constraints: {enum: [=1+1, b]}"), "Field 'a', 'enum': a spreadsheet would run the name '=1+1' as a formula"),
     (
         "fields:\n- {name: 'a=b', type: number}\n- {name: a, type: string, constraints: {enum: [b, c]}}",
@@ -341,8 +291,6 @@ YAML = [
     (one("number, missing: most_frequent"), "'most_frequent' is not supported. ... {indicator: VALUE}, or mean."),
     (one("string, constraints: {enum: [x, y]}, missing: mean"), "'mean' is not supported. Write refuse, ... or most_frequent."),
     (one("string, constraints: {enum: [x, y]}, missing: {mean: 3}"), "is not supported. Write refuse"),
-    (one("string, constraints: {enum: [x, y]}, missing: {most_frequent: x}"), "is not supported. Write refuse"),
-    (one("number, missing: median"), "Field 'a', 'missing': 'median' is not supported. Write refuse,"),
     (one("number, missing: constant"), "'constant' is not supported. Write refuse, {constant: VALUE}"),
     (one("number, missing: {constant: x}"), "'x' is not a number"),
     (one("integer, missing: {constant: 1.5}"), "'1.5' is not a whole number"),
@@ -359,9 +307,7 @@ YAML = [
 JSON = [
     ('{"fields": [], "fields": []}', "The key 'fields' occurs twice. Remove one."),
     ("[" * 200_000, "It is not valid JSON (maximum recursion depth exceeded"),
-    ('{"fields": ' + "[" * 20 + "]" * 20 + "}", "Field 1: a mapping is missing"),
     ('{"fields": [{"name": "a", "type": "number", "constraints": {"minimum": NaN}}]}', "'NaN' is not a number"),
-    ('{"fields": [{"name": null, "type": "number"}]}', "Field 1, 'name': a text is missing"),
     ("{'fields': 1}", "It is not valid JSON"),
 ]
 
@@ -375,14 +321,9 @@ SCHEMA = [
     *(Refusal(lambda text=text: parse_schema(text), words, DataError) for text, words in YAML),
     *(Refusal(lambda text=text: parse_schema(text, is_json=True), words, DataError) for text, words in JSON),
     Refusal(lambda: read_schema("none.yaml"), "Cannot read the schema 'none.yaml' (No such ... Set 'schema' to a", DataError),
-    Refusal(
-        lambda: file("big.yaml", b"#" * 2**20 + b"\n"),
-        "The schema 'big.yaml' cannot be used: It is larger than 1 MiB",
-        DataError,
-    ),
-    Refusal(lambda: file("a.yaml", "title: für".encode("latin-1")), "The schema 'a.yaml' cannot be used: It is not", DataError),
-    Refusal(lambda: file("a.yaml", b"fields: []"), "The schema 'a.yaml' cannot be used: It has no features", DataError),
+    told(lambda: file("big.yaml", b"#" * 2**20 + b"\n"), "The schema 'big.yaml' cannot be used: It is larger than 1 MiB"),
+    told(lambda: file("a.yaml", "title: für".encode("latin-1")), "The schema 'a.yaml' cannot be used: It is not"),
 ]
 
 
-REFUSALS = [*TABLE, *SCHEMA]
+REFUSALS = [*FILES, *NAMED_IN_YAML, *CELLS, *SETTINGS, *SCHEMA]

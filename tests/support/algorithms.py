@@ -1,16 +1,17 @@
 """Every algorithm in one line each, small: what the tests of resume and of several ranks run through."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from adaptive import Adapting
+from client_sites import Stream
 from federations import CLASSES, Blobs, Consecutive, Plain, client_scores, network, weights
 from own_option import DropNumbers
 from torch import distributed
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import fl_lightning as fl
 
@@ -34,16 +35,6 @@ class Weighted(Blobs):
         return DataLoader(TensorDataset(*self.train), self.batch_size, sampler=draws)
 
 
-class Stream(IterableDataset[Any]):
-    """Yields examples, and does not know how many."""
-
-    def __init__(self, *tensors: torch.Tensor) -> None:
-        self.tensors = tensors
-
-    def __iter__(self) -> Iterator[Any]:
-        return zip(*self.tensors, strict=True)
-
-
 class Streams:
     """A stream for each client, read by a loader of its own; in place of a set that is divided."""
 
@@ -52,7 +43,7 @@ class Streams:
 
     def divided(self) -> fl.FederatedDataModule:
         parts = zip(*(tensor.split(SIZES) for tensor in self.whole.train), strict=True)
-        val, sets = TensorDataset(*self.whole.val), {f"{k}": Stream(*own) for k, own in enumerate(parts)}
+        val, sets = TensorDataset(*self.whole.val), {f"{k}": Stream(TensorDataset(*own)) for k, own in enumerate(parts)}
         return fl.FederatedDataModule.from_clients(sets, val=val, batch_size=self.whole.batch_size)
 
 

@@ -1,20 +1,22 @@
 """A valid object of every public class with settings, and how it takes part in a round of training."""
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import h5py
-import numpy as np
 import torch
+from algorithms import ThreeLines
+from client_files import write_hdf5
 from command_line import ADAFED
 from federations import Blobs, Consecutive, Plain, blobs, trainer
-from PIL import Image
-from small_images import paint
+from lazy_stores import SIZES
+from refusing import made
+from small_images import by_class, picture
+from small_tables import write
 from torch import nn
 from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -77,16 +79,8 @@ class Pictures(fl.ImageDataModule):
         self._train = self._test = TensorDataset(x, y)
 
 
-class Colours(Pictures):
-    """Images of three channels."""
-
-    size, channels = 32, 3
-
-
-class Drawings(Pictures):
-    """Images with images as their targets."""
-
-    size, drawn = 16, True
+Colours = made("Colours", Pictures, size=32, channels=3)
+Drawings = made("Drawings", Pictures, size=16, drawn=True)  # with images as their targets
 
 
 def in_two(data: Any) -> Any:
@@ -137,14 +131,6 @@ def cells(thing: Any, partitioner: Any = None) -> Any:
 def clustered(module: Any, strategy: Any = None) -> Any:
     """K-means of points."""
     return fit(module, strategy=strategy or fl.FederatedKMeans(), local=fl.LocalTraining())
-
-
-class Linear(Plain):
-    """A linear model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 3))
 
 
 class Ruled(fl.FedAvg):
@@ -208,33 +194,20 @@ def stepped(optimizer: Any) -> Any:
 def files() -> Path:
     """A folder with small data in each format."""
     folder = Path(mkdtemp())
-    each = [tuple(part.numpy() for part in blobs(n, client)) for client, n in enumerate((7, 12, 5))]
-    with h5py.File(folder / "clients.h5", "w") as file:
-        for k, (inputs, labels) in enumerate(each):
-            group = file.create_group(f"examples/f{k}")
-            group["x"], group["y"] = inputs, labels
-    with open(folder / "table.csv", "w", newline="") as opened:
-        rows = csv.writer(opened)
-        rows.writerow(["a", "b", "target"])
-        rows.writerows([k % 7, k % 5, k % 3] for k in range(40))
-    for k, name in enumerate(("cat", "dog", "emu")):
-        paint(folder / "images" / name, 4, size=8, seed=k)
-    for client in ("delft", "oxford"):
-        (folder / "cells" / client).mkdir(parents=True)
-        for k in range(4):
-            Image.fromarray(np.full((16, 16), 10 * k, dtype=np.uint8)).save(folder / "cells" / client / f"{k}.png")
-            (folder / "cells" / client / f"{k}.csv").write_text("x,y\n3,4\n")
+    write_hdf5(folder / "clients.h5")
+    write(folder / "table.csv", "a,b,target", *(f"{k % 7},{k % 5},{k % 3}" for k in range(40)))
+    by_class(folder / "images")
+    for client, k in product(("delft", "oxford"), range(4)):
+        picture(folder / "cells" / client / f"{k}.png", 16, 16, seed=k)
+        write(folder / "cells" / client / f"{k}.csv", "x,y", "3,4")
     return folder
 
 
-class Points(fl.LazyClients):
-    """Three clients that are read when they are drawn."""
-
-    def num_examples(self) -> Any:
-        return torch.tensor([7, 12, 5])
-
-    def open(self, client: int) -> Any:
-        return TensorDataset(*blobs([7, 12, 5][client], client))
+Points = made(
+    *("Points", fl.LazyClients),
+    num_examples=lambda self: SIZES,
+    open=lambda self, client: TensorDataset(*blobs(SIZES[client], client)),
+)
 
 
 BY_ACCURACY = lambda: {"metric": "val_acc"}  # noqa: E731
@@ -279,14 +252,14 @@ def recipes() -> Iterator[Recipe]:
 def parts_of_a_federation() -> Iterator[Recipe]:
     """The callback, and its settings without strategies."""
     yield Recipe(fl.FederatedOrchestrator, dict, trained)
-    yield Recipe(fl.LocalTraining, dict, lambda made: fit(local=made))
+    yield Recipe(fl.LocalTraining, dict, lambda thing: fit(local=thing))
     yield Recipe(fl.Faults, dict, setting("faults"))
     yield Recipe(fl.ServerEvaluation, dict, setting("server_evaluation", strategy=lambda: fl.AdaFed("val_acc")))
-    yield Recipe(fl.ClientEvaluation, BY_ACCURACY, lambda made: fit(data=divided(client_test=0.3), client_evaluation=made))
+    yield Recipe(fl.ClientEvaluation, BY_ACCURACY, lambda thing: fit(data=divided(client_test=0.3), client_evaluation=thing))
     yield Recipe(fl.SecureAggregation, dict, setting("secure_aggregation"))
     yield Recipe(fl.Asynchronous, dict, setting("asynchronous"))
     yield Recipe(fl.Availability, dict, setting("availability"))
-    yield Recipe(fl.Clock, dict, lambda made: fit(availability=fl.Availability(clock=made)))
+    yield Recipe(fl.Clock, dict, lambda thing: fit(availability=fl.Availability(clock=thing)))
     yield Recipe(fl.Storage, dict, setting("storage"))
     yield Recipe(fl.Checkpoints, dict, setting("checkpoints"))
     yield Recipe(fl.PartialWork, dict, local("partial_work", max_epochs=2))
@@ -326,13 +299,13 @@ def algorithms() -> Iterator[Recipe]:
     own = {"personal": lambda: [fl.PersonalPart(names="net.2.*")], "local": lambda: fl.LocalTraining(max_epochs=2)}
     for kind in (fl.FedRep, fl.FedBABU):
         yield Recipe(kind, dict, setting("strategy", **own))
-    yield Recipe(fl.FederatedKMeans, dict, lambda made: clustered(fl.KMeansTask(3, 4), made))
+    yield Recipe(fl.FederatedKMeans, dict, lambda thing: clustered(fl.KMeansTask(3, 4), thing))
     for kind in (fl.RingFed, fl.Mediators, fl.WarmStart):
         yield Recipe(kind, dict, setting("route"))
     for kind in (fl.FedStar, fl.LocalOnly):
         yield Recipe(kind, BY_ACCURACY, setting("route"))
-    yield Recipe(fl.Mocha, dict, lambda made: fit(Linear(), route=made))
-    yield Recipe(fl.ProximalRule, lambda: {"mu": 0.1}, lambda made: fit(strategy=Ruled(made)))
+    yield Recipe(fl.Mocha, dict, lambda thing: fit(ThreeLines(), route=thing))
+    yield Recipe(fl.ProximalRule, lambda: {"mu": 0.1}, lambda thing: fit(strategy=Ruled(thing)))
     yield Recipe(fl.Yogi, lambda: {"params": [nn.Parameter(torch.ones(2))]}, stepped)
 
 
@@ -341,50 +314,50 @@ def data() -> Iterator[Recipe]:
     yield Recipe(
         fl.FederatedDataModule,
         lambda: {"datamodule": Blobs(), "partitioner": fl.IIDPartitioner(3)},
-        lambda made: fit(data=made),
+        lambda thing: fit(data=thing),
     )
     for kind in (fl.IIDPartitioner, fl.ShardPartitioner, fl.ClassesPartitioner):
         yield Recipe(kind, dict, partitioner)
     for kind in (fl.DirichletPartitioner, fl.QuantityPartitioner):
         yield Recipe(kind, lambda: {"num_clients": 4, "min_examples": 1}, partitioner)
-    yield Recipe(fl.AdaFedSimulation1, dict, lambda made: made.partition(70_000, torch.arange(70_000) % 10))
+    yield Recipe(fl.AdaFedSimulation1, dict, lambda thing: thing.partition(70_000, torch.arange(70_000) % 10))
     yield Recipe(fl.TablePartitioner, lambda: {"counts": [[9, 9, 9], [9, 0, 9]]}, partitioner)
     yield Recipe(fl.FlowerPartitioner, lambda: {"partitioner": flower_partitioner()}, partitioner)
-    yield Recipe(fl.ColumnPartitioner, lambda: {"column": "b"}, lambda made: fit(data=fl.FederatedDataModule(Named(), made)))
-    yield Recipe(fl.DomainPartitioner, dict, lambda made: cells(fl.CellFolderDataModule(str(files() / "cells")), made))
+    yield Recipe(fl.ColumnPartitioner, lambda: {"column": "b"}, lambda thing: fit(data=fl.FederatedDataModule(Named(), thing)))
+    yield Recipe(fl.DomainPartitioner, dict, lambda thing: cells(fl.CellFolderDataModule(str(files() / "cells")), thing))
     yield Recipe(fl.SimulatedTasksDataModule, lambda: {"num_clients": 2, "test_examples": 20}, simulation)
     few = lambda: {"image_size": 16, "test_images": 4, "sites": {"a": CellSite(images=2), "b": CellSite(images=2)}}  # noqa: E731
     yield Recipe(fl.SimulatedCellsDataModule, few, cells)
-    yield Recipe(CellSite, dict, lambda made: cells(fl.SimulatedCellsDataModule({"a": made}, 16, 4)))
+    yield Recipe(CellSite, dict, lambda thing: cells(fl.SimulatedCellsDataModule({"a": thing}, 16, 4)))
     yield Recipe(fl.CellFolderDataModule, lambda: {"root": str(files() / "cells")}, cells)
     yield Recipe(fl.ImageFolderDataModule, lambda: {"root": str(files() / "images"), "test_share": 0.25}, photographs)
     yield Recipe(fl.TableDataModule, lambda: {"path": str(files() / "table.csv")}, tables)
     yield Recipe(fl.HDF5Clients, of_files("clients.h5"), lambda thing: fit(data=fl.FederatedDataModule(thing)))
     yield Recipe(Points, dict, lambda thing: fit(data=fl.FederatedDataModule(thing)))
-    yield Recipe(Pictures, dict, lambda made: fit(task(fl.LeNet(num_classes=3)), in_two(made)))
+    yield Recipe(Pictures, dict, lambda thing: fit(task(fl.LeNet(num_classes=3)), in_two(thing)))
     yield Recipe(
-        fl.MNISTDataModule, lambda: {"source": "embedded"}, lambda made: fit(task(fl.MLP(), num_classes=10), in_two(made))
+        fl.MNISTDataModule, lambda: {"source": "embedded"}, lambda thing: fit(task(fl.MLP(), num_classes=10), in_two(thing))
     )
     yield Recipe(fl.TorchvisionDataModule, lambda: {"name": "USPS"}, None)
     network = lambda: task(fl.LeNet(num_classes=3))  # noqa: E731
-    yield Recipe(fl.LabelAveraging, dict, lambda made: fit(network(), divided(Pictures, rebalancing=made)))
-    yield Recipe(fl.RandomCropFlip, dict, lambda made: fit(network(), in_two(Pictures(augmentation=made))))
+    yield Recipe(fl.LabelAveraging, dict, lambda thing: fit(network(), divided(Pictures, rebalancing=thing)))
+    yield Recipe(fl.RandomCropFlip, dict, lambda thing: fit(network(), in_two(Pictures(augmentation=thing))))
 
 
 def models() -> Iterator[Recipe]:
     """Tasks, networks, losses and metrics."""
     yield Recipe(fl.ClassificationTask, lambda: {"network": fl.MLP(4, [8], 3), "num_classes": 3}, fit)
-    yield Recipe(fl.RegressionTask, lambda: {"network": fl.MLP(10, [8], 1)}, lambda made: fit(made, simulated()))
+    yield Recipe(fl.RegressionTask, lambda: {"network": fl.MLP(10, [8], 1)}, lambda thing: fit(thing, simulated()))
     yield Recipe(fl.KMeansTask, lambda: {"num_clusters": 3, "num_features": 4}, clustered)
     for kind in (fl.KerasCNN, fl.LeNet, fl.MLP):
         yield Recipe(kind, lambda: {"num_classes": 3}, network())
     yield Recipe(fl.ResNet18, lambda: {"num_classes": 3}, network(Colours))
     yield Recipe(fl.VGG19, lambda: {"num_classes": 3, "hidden": [4]}, network(Colours))
     yield Recipe(fl.FrozenBackbone, lambda: {"backbone": nn.Flatten(), "head": nn.Linear(784, 3)}, network())
-    yield Recipe(fl.Standardized, lambda: {"network": fl.MLP(4, [8], 3), "num_features": 4}, lambda made: fit(task(made)))
+    yield Recipe(fl.Standardized, lambda: {"network": fl.MLP(4, [8], 3), "num_features": 4}, lambda thing: fit(task(thing)))
     yield Recipe(fl.UNet, lambda: {"width": 2}, drawing)
-    yield Recipe(fl.DensityCount, dict, lambda made: drawing(fl.UNet(width=1), readout=made))
-    yield Recipe(fl.PredictionImages, dict, lambda made: drawing(fl.UNet(width=1), made))
+    yield Recipe(fl.DensityCount, dict, lambda thing: drawing(fl.UNet(width=1), readout=thing))
+    yield Recipe(fl.PredictionImages, dict, lambda thing: drawing(fl.UNet(width=1), thing))
     for kind in (fl.CrossEntropy, fl.Hinge):
         yield Recipe(kind, dict, loss)
     yield Recipe(fl.F1WeightedCrossEntropy, lambda: {"num_classes": 3}, loss)
@@ -392,9 +365,9 @@ def models() -> Iterator[Recipe]:
     yield Recipe(fl.MetricWeightedCrossEntropy, recall, loss)
     yield Recipe(fl.ProximalLoss, lambda: {"loss": nn.CrossEntropyLoss()}, loss)
     yield Recipe(fl.RobustLoss, dict, lambda thing: fit(fl.RegressionTask(fl.MLP(10, [8], 1), loss=thing), simulated()))
-    yield Recipe(fl.DiagnosticOddsRatio, lambda: {"num_classes": 3}, lambda made: fit(strategy=fl.AdaFed(made)))
-    yield Recipe(fl.CalibrationCurve, dict, lambda made: made(torch.rand(6), torch.arange(6) % 2))
-    yield Recipe(fl.PercentageError, dict, lambda made: made(torch.ones(3), torch.ones(3)))
+    yield Recipe(fl.DiagnosticOddsRatio, lambda: {"num_classes": 3}, lambda thing: fit(strategy=fl.AdaFed(thing)))
+    yield Recipe(fl.CalibrationCurve, dict, lambda thing: thing(torch.rand(6), torch.arange(6) % 2))
+    yield Recipe(fl.PercentageError, dict, lambda thing: thing(torch.ones(3), torch.ones(3)))
 
 
 def callbacks() -> Iterator[Recipe]:
@@ -403,9 +376,9 @@ def callbacks() -> Iterator[Recipe]:
     for kind in (fl.LastCheckpoint, fl.FederationReport, fl.FeatureCache):
         yield Recipe(kind, dict, callback)
     yield Recipe(fl.TransferLearning, lambda: {"parts": ["net.0"]}, callback)
-    yield Recipe(fl.AtomicCheckpointIO, dict, lambda made: fit(flags={"plugins": [made]}))
-    yield Recipe(fl.Study, lambda: {"base": ADAFED}, lambda made: made.runs)
-    yield Recipe(ReportOptions, dict, lambda made: fl.Study(ADAFED, report=made).runs)
+    yield Recipe(fl.AtomicCheckpointIO, dict, lambda thing: fit(flags={"plugins": [thing]}))
+    yield Recipe(fl.Study, lambda: {"base": ADAFED}, lambda thing: thing.runs)
+    yield Recipe(ReportOptions, dict, lambda thing: fl.Study(ADAFED, report=thing).runs)
 
 
 def public_name(kind: Any) -> str:

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from client_sites import Stream
 from federation_demo import same_bits, weights, write_rows
+from federations import ready
 from lightning.pytorch import Callback, LightningDataModule
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from fl_lightning import ConfigurationError, TableDataModule
 from fl_lightning.cli.federation_cli import main
@@ -225,18 +227,6 @@ def audit(name: str = "north") -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(name, "state", "audit.jsonl").read_text().splitlines()]
 
 
-class RowStream(IterableDataset[Any]):
-    """Yields the rows of a file, and does not know how many there are."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __iter__(self) -> Iterator[Any]:
-        rows = TableDataModule(**table(self.path)["init_args"])
-        rows.setup("fit")
-        return (rows.train_set[k] for k in range(len(rows.train_set)))
-
-
 class Streaming(LightningDataModule):
     """``datamodule: sites_over_bytes.Streaming``."""
 
@@ -245,7 +235,7 @@ class Streaming(LightningDataModule):
         self.path = path
 
     def train_dataloader(self) -> Any:
-        return DataLoader(RowStream(self.path), batch_size=8)
+        return DataLoader(Stream(ready(TableDataModule(**table(self.path)["init_args"])).train_set), batch_size=8)
 
 
 class Crash(Callback):

@@ -395,30 +395,23 @@ def pairs() -> tuple[Any, Any, Any]:
     return Pairs(TRAIN, 1), Pairs(VAL, 2), None
 
 
-OF_CHEMPROP = (
-    "chemprop.nn.agg.MeanAggregation",
-    "chemprop.nn.message_passing.base.BondMessagePassing",
-    "chemprop.nn.predictors.RegressionFFN",
-    "chemprop.nn.utils.Activation",
+OF_CHEMPROP = tuple(
+    f"chemprop.nn.{name}"
+    for name in (
+        "agg.MeanAggregation",
+        "message_passing.base.BondMessagePassing",
+        "predictors.RegressionFFN",
+        "utils.Activation",
+    )
 )
 OF_PYTORCH_FORECASTING = (
-    "numpy._core.multiarray._reconstruct",
-    "numpy._core.multiarray.scalar",
-    "numpy.dtype",
-    "numpy.ndarray",
-    "pytorch_forecasting.data.encoders.GroupNormalizer",
-    "pytorch_forecasting.data.encoders.NaNLabelEncoder",
-    "pytorch_forecasting.metrics.point.MAE",
-    "pytorch_forecasting.metrics.point.MAPE",
-    "pytorch_forecasting.metrics.point.RMSE",
-    "pytorch_forecasting.metrics.point.SMAPE",
+    *("numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy.dtype", "numpy.ndarray"),
+    *(f"numpy.dtypes.{name}DType" for name in ("Float64", "Int64", "Str")),
+    *(f"pytorch_forecasting.data.encoders.{name}" for name in ("GroupNormalizer", "NaNLabelEncoder")),
+    *(f"pytorch_forecasting.metrics.point.{name}" for name in ("MAE", "MAPE", "RMSE", "SMAPE")),
     "pytorch_forecasting.metrics.quantile.QuantileLoss",
     "torch.nn.modules.container.ModuleList",
-    "torchmetrics.metric.jit_distributed_available",
-    "torchmetrics.utilities.data.dim_zero_sum",
-    "numpy.dtypes.Float64DType",
-    "numpy.dtypes.Int64DType",
-    "numpy.dtypes.StrDType",
+    *("torchmetrics.metric.jit_distributed_available", "torchmetrics.utilities.data.dim_zero_sum"),
 )
 """The classes in the modules' hyperparameters, which the message before the first round names."""
 
