@@ -83,10 +83,7 @@ REFUSED = "The proxy of HTTPS_PROXY refuses the connection"
         (418, f"{PROXY} 418. Ask its administrators."),
         (507, "The disk of the server is full. Its staff must free space."),
         (500, rf"{SERVER} answers with an error \(status 500\), whose cause 'fl-lightning serve' prints there."),
-        (
-            "ProxyError: 407 Login",
-            rf"{REFUSED} \(407 Login\). It asks for a login. Set HTTPS_PROXY=.*, or ask for access",
-        ),
+        ("ProxyError: 407 Login", rf"{REFUSED} \(407 Login\). It asks for a login. Set HTTPS_PROXY=.*, or ask for access"),
         ("ProxyError: 499 Odd", rf"{REFUSED} \(499 Odd\). Ask its administrators."),
         ("ReadTimeout: timed out", rf"{SERVER} does not answer \(ReadTimeout: timed out\)."),
     ],
