@@ -124,15 +124,15 @@ def test_how_long_a_site_may_be_silent(policy, given, patience, tmp_path, monkey
     assert link.patience == {patience}
 
 
-def test_a_silent_site_is_named_once_and_when_it_is_back(monkeypatch, capsys):
-    clock = [10_000.0]
+def test_a_silent_site_is_named_once_and_when_it_is_back(monkeypatch):
+    clock, said = [10_000.0], list[str]()
     monkeypatch.setattr("fl_lightning.flower.wire.pool.time", SimpleNamespace(time=lambda: clock[0]))
-    watch = SilenceWatch(43200)
+    watch = SilenceWatch(43200, said.append)
     for now in range(0, 3 * 3600, 5):
         clock[0] = 10_000.0 + now
         watch.look([Node(1, "north", True, clock[0] - 4), Node(2, "south", False, 10_000.0)])
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = said
     assert re.search(r"^Site south .* since [-0-9]+ [:0-9]+ \(60 s\)\. Its order waits until [-0-9]+ [:0-9]+\.$", line)
     for _ in range(2):
         watch.look([Node(2, "south", True, clock[0])])
-    assert capsys.readouterr().out == "Site south is back after 180 min.\n"
+    assert said[1:] == ["Site south is back after 180 min."]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime
 from pathlib import Path
@@ -248,10 +248,11 @@ class SilenceWatch:
 
     Args:
         patience: the seconds of silence after which a site has failed.
+        say: prints a line.
     """
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, patience: float, say: Callable[[str], None] = lambda line: print(line, flush=True)) -> None:
+        self._patience, self._say = patience, say
         self._heard: dict[str, float] = {}  # of the silent ones, when they were heard last
 
     def look(self, nodes: Iterable[Node]) -> None:
@@ -262,13 +263,10 @@ class SilenceWatch:
             if silent >= _SILENT and node.name not in self._heard:
                 self._heard[node.name] = node.heard
                 since, until = (datetime.fromtimestamp(node.heard + more) for more in (0, self._patience))
-                print(
+                self._say(
                     f"Site {node.name} has given no sign of life since {since:%Y-%m-%d %H:%M:%S} ({silent:.0f} s). Its order "
-                    f"waits until {until:%Y-%m-%d %H:%M:%S}.",
-                    flush=True,
+                    f"waits until {until:%Y-%m-%d %H:%M:%S}."
                 )
             elif silent < _SILENT and node.name in self._heard:
                 away = now - self._heard.pop(node.name)
-                print(
-                    f"Site {node.name} is back after {f'{away:.0f} s' if away < 120 else f'{away / 60:.0f} min'}.", flush=True
-                )
+                self._say(f"Site {node.name} is back after {f'{away:.0f} s' if away < 120 else f'{away / 60:.0f} min'}.")
