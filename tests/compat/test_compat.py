@@ -207,6 +207,10 @@ def test_whole_epochs():
     assert not of_lightning.has_whole_epoch(broken)
 
 
+def test_the_flag_detect_anomaly():
+    assert [of_lightning.detects_anomalies(trainer(detect_anomaly=flag)) for flag in (True, False)] == [True, False]
+
+
 def test_a_method_of_the_class_only():
     class Loads:
         @of_lightning.class_only
