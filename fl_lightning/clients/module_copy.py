@@ -95,8 +95,8 @@ def _rebound(module: LightningModule, shared: dict[int, Any]) -> LightningModule
         shared: objects that the copy shares with the module, or their copies, by id.
     """
     references = _References(module)
-    with copying(references.of_function, references.of_weak_reference) as memo_of:
-        memo = memo_of(shared)
+    with copying(references.of_function, references.of_weak_reference):
+        memo = dict(shared)
         result = copy.deepcopy(module, memo)
         theirs, mine = (parameters_of(one).values() for one in (module, result))
         for parameter, own in zip(theirs, mine, strict=True):

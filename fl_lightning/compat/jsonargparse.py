@@ -6,7 +6,6 @@ import argparse
 import copy
 import functools
 import inspect
-import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -19,15 +18,10 @@ from unittest.mock import patch
 from jsonargparse import ActionConfigFile as ActionConfigFile  # type: ignore[attr-defined]  # documented, but not in __all__
 from jsonargparse import Path as NamedPath  # type: ignore[attr-defined]
 
-from fl_lightning.compat.private import MISSING, Private
+from fl_lightning.compat.private import Private
 
-_ACTIONS = Private("Python", "argparse.ArgumentParser", "_actions", "looks for the options among the parser's attributes")
-_TYPE = Private(
-    "jsonargparse", "jsonargparse._typehints.ActionTypeHint", "_typehint", "looks for the type among the option's attributes"
-)
-_SUBCOMMANDS = Private(
-    "jsonargparse", "jsonargparse.ArgumentParser", "_subcommands_action", "looks for the subcommands among the options"
-)
+_ACTIONS = Private("Python", "argparse.ArgumentParser", "_actions")
+_TYPE = Private("jsonargparse", "jsonargparse._typehints.ActionTypeHint", "_typehint")
 _COPIES = Private("jsonargparse", "jsonargparse._typehints", "deepcopy", "lets it copy a whole list for each of its entries")
 _RESOLVES = Private(
     "jsonargparse",
@@ -39,11 +33,7 @@ _RESOLVES = Private(
 
 def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return all options of a parser; argparse can print them, but not list them."""
-    found: Any = _ACTIONS.get(None, parser)
-    if found is None:
-        lists = [value for value in vars(parser).values() if isinstance(value, list)]
-        found = max((one for one in lists if all(isinstance(item, argparse.Action) for item in one)), key=len, default=[])
-    options: list[argparse.Action] = found
+    options: list[argparse.Action] = _ACTIONS.require("The command line", parser)
     return options
 
 
@@ -55,29 +45,14 @@ def is_setting(action: argparse.Action) -> bool:
 
 def type_of(action: argparse.Action) -> Any:
     """Return the type of a setting; jsonargparse keeps it apart from ``action.type``, without a public name."""
-    if type(action).__name__ == "ActionTypeHint":
-        found: Any = _TYPE.get(MISSING, action)
-        known = vars(argparse.Action([], "")).keys()
-        added = (value for name, value in vars(action).items() if name not in known)
-        return next(filter(_is_type, added), action.type) if found is MISSING else found
-    return getattr(action, _TYPE.name, action.type)
-
-
-def _is_type(value: object) -> bool:
-    return isinstance(value, type) or typing.get_origin(value) is not None
+    hinted = type(action).__name__ == "ActionTypeHint"
+    return _TYPE.require("The command line", action) if hinted else getattr(action, _TYPE.name, action.type)
 
 
 def subcommand_parsers(parser: Any) -> Mapping[str, Any] | None:
     """Return a jsonargparse parser's subcommands; None where it has none. Its public methods only add them."""
-    subcommands: Any = _SUBCOMMANDS.get(MISSING, parser)
-    if subcommands is MISSING:
-        with_parsers = (
-            action
-            for action in actions_of(parser)
-            if isinstance(action.choices, Mapping) and all(isinstance(one, type(parser)) for one in action.choices.values())
-        )
-        subcommands = next(with_parsers, None)
-    return None if subcommands is None else subcommands.choices
+    choices = (action.choices for action in actions_of(parser) if isinstance(action.choices, Mapping))
+    return next((found for found in choices if all(isinstance(one, type(parser)) for one in found.values())), None)
 
 
 @contextmanager

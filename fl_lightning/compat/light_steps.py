@@ -12,58 +12,33 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.compat.private import MISSING, Private, is_tested
+from fl_lightning.compat.private import Private, is_tested
 from fl_lightning.compat.torch import add_to_each
 
 # The public backward pass checks its arguments in Python, for longer than a small network's takes.
-_BACKWARD = Private(
-    "torch", "torch.autograd.graph", "_engine_run_backward", "calls 'backward', which first checks its arguments"
+_BACKWARD = Private("torch", "torch.autograd.graph", "_engine_run_backward")
+_PROFILES = Private("torch", "torch.autograd.profiler", "_is_profiler_enabled")
+# Hooks on the steps of one optimizer, and of all, can be registered, but not listed.
+_STEP_HOOKS, _ALL_HOOKS = (
+    tuple(Private("torch", owner, f"{name}_{when}_hooks") for when in ("pre", "post"))
+    for owner, name in (("torch.optim.Optimizer", "_optimizer_step"), ("torch.optim.optimizer", "_global_optimizer"))
 )
-_PROFILES = Private(
-    "torch", "torch.autograd.profiler", "_is_profiler_enabled", "makes every step and 'zero_grad' as if the profiler ran"
-)
-# Hooks on the steps of all optimizers can be registered, but not listed.
-_ALL_HOOKS = tuple(
-    Private("torch", "torch.optim.optimizer", f"_global_optimizer_{when}_hooks", "makes every step as if hooks watched it")
-    for when in ("pre", "post")
-)
-_STEP_HOOKS = tuple(
-    (
-        Private(
-            "torch",
-            "torch.optim.Optimizer",
-            f"_optimizer_step_{when}_hooks",
-            "finds registered hooks by registering another one",
-        ),
-        f"register_step_{when}_hook",
-    )
-    for when in ("pre", "post")
-)
+_STEP = "A step of an optimizer"
 
 
 def backward_lightly(loss: Tensor) -> None:
     """Do what ``loss.backward()`` does."""
-    if type(loss) is not Tensor or not loss.requires_grad or loss.dim() or not loss.is_floating_point():
+    plain = type(loss) is Tensor and loss.requires_grad and not loss.dim() and loss.is_floating_point()
+    if not plain or not is_tested("torch"):
         loss.backward()  # type: ignore[no-untyped-call]  # a subclass, an error, ...
         return
-    run: Any = _BACKWARD.get(None) if is_tested("torch") else None
-    if run is None:
-        loss.backward()  # type: ignore[no-untyped-call]
-        return
+    run: Any = _BACKWARD.require("A backward pass")
     run((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether hooks are registered on an optimizer; torch can register them, but not list them."""
-    for private, register in _STEP_HOOKS:
-        hooks: Any = private.get(MISSING, optimizer)
-        if hooks is MISSING:
-            handle = getattr(optimizer, register)(lambda *_: None)
-            hooks = handle.hooks_dict_ref()
-            handle.remove()
-        if hooks:
-            return True
-    return False
+    return any(name.require(_STEP, optimizer) for name in _STEP_HOOKS)
 
 
 def step_lightly(optimizer: Optimizer) -> None:
@@ -100,7 +75,7 @@ def step_lightly(optimizer: Optimizer) -> None:
 
         def zero_grad(set_to_none: bool = True) -> None:
             own: Any = reference()
-            if not set_to_none or _PROFILES.get(True, profiler):
+            if not set_to_none or _PROFILES.require(_STEP, profiler):
                 Optimizer.zero_grad(own, set_to_none)
                 return
             for group in own.param_groups:
@@ -112,8 +87,8 @@ def step_lightly(optimizer: Optimizer) -> None:
 
 def _is_watched(optimizer: Optimizer) -> bool:
     """Return whether anything listens to an optimizer's steps."""
-    everywhere = any(name.get(True) for name in _ALL_HOOKS)
-    return bool(_PROFILES.get(True, profiler) or has_step_hooks(optimizer) or everywhere)
+    everywhere = any(name.require(_STEP) for name in _ALL_HOOKS)
+    return bool(_PROFILES.require(_STEP, profiler) or has_step_hooks(optimizer) or everywhere)
 
 
 _settings_of = itemgetter("momentum", "weight_decay", "maximize", "differentiable", "foreach", "fused")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import set_dumper
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning.compat.private import Private
 from fl_lightning.compat.pyyaml import dump, load
@@ -16,7 +14,7 @@ _CLI = "lightning.pytorch.cli.LightningCLI"
 _SLOWLY = "builds the settings of all subcommands, also those that were not typed"
 _PREPARE = Private("lightning", _CLI, "_prepare_subcommand_parser", _SLOWLY)
 _ARGUMENTS = Private("lightning", _CLI, "_subcommand_method_arguments", _SLOWLY)
-_READ = Private("lightning", _CLI, "_parse_ckpt_path", "reads the model's settings in 'ckpt_path' itself")
+_READ = Private("lightning", _CLI, "_parse_ckpt_path")
 _DUMP = Private("lightning", _CLI, "_dump_config", "lets Lightning write the settings again for each class")
 _RUN = Private("lightning", _CLI, "_run_subcommand")
 
@@ -25,16 +23,11 @@ class OpenCLI(LightningCLI):
     """Let subclasses replace steps of the command line, for which LightningCLI has private methods only."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _RUN.require("The command line", LightningCLI)
+        for name in (_RUN, _READ):
+            name.require("The command line", LightningCLI)
         for name in (_PREPARE, _DUMP):
             name.exists(LightningCLI)
         super().__init__(*args, **kwargs)
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse as Lightning does, and take the steps that follow if Lightning takes them under other names."""
-        super().parse_arguments(parser, args)
-        if not _READ.exists(LightningCLI):
-            self.read_checkpoint_settings()
 
     def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Return the parser of a subcommand. Stands in for ``_prepare_subcommand_parser``."""
@@ -51,19 +44,7 @@ class OpenCLI(LightningCLI):
 
     def read_checkpoint_settings(self) -> None:
         """Take the model's settings from ``ckpt_path``. Stands in for ``_parse_ckpt_path``."""
-        if _READ.exists(LightningCLI):
-            super()._parse_ckpt_path()
-            return
-        command = self.config.get("subcommand")
-        path = command and self.config[command].get("ckpt_path")
-        if not path or not Path(path).is_file():
-            return
-        settings = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters", {})
-        settings.pop("_instantiator", None)
-        if "_class_path" in settings:
-            settings = {"class_path": settings.pop("_class_path"), "dict_kwargs": settings}
-        if settings:
-            self.config = self.parser.parse_object({command: {"model": settings}}, self.config)
+        super()._parse_ckpt_path()
 
     def run_command(self, subcommand: str) -> None:
         """Run the subcommand, with what goes before and after it. Stands in for ``_run_subcommand``."""

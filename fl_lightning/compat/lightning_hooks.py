@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 
-from fl_lightning.compat.private import MISSING, Private, is_tested
-
-__all__ = ["IDLE", "lean_hooks"]
+from fl_lightning.compat.private import Private, is_tested
 
 IDLE = {
     name: getattr(LightningModule, name)
@@ -27,17 +26,17 @@ IDLE = {
     )
 }
 """The hooks of a module that do nothing unless they are overridden, by name."""
-_SLOWLY = "lets clients' Trainers do Lightning's work around hooks that do nothing"
+_HOOKS = "The training of a client"
 _FX = "_current_fx_name"
-_NAME = Private("lightning", "lightning.pytorch.LightningModule", _FX, _SLOWLY)
+_NAME = Private("lightning", "lightning.pytorch.LightningModule", _FX)
 _CALLS, _LOOPS, _TRAINER = "lightning.pytorch.trainer.call", "lightning.pytorch.loops", "lightning.pytorch.trainer.trainer"
-_CALL_CALLBACKS = Private("lightning", _CALLS, "_call_callback_hooks", _SLOWLY)
-_CALL_MODULE = Private("lightning", _CALLS, "_call_lightning_module_hook", _SLOWLY)
-_CALL_STRATEGY = Private("lightning", _CALLS, "_call_strategy_hook", _SLOWLY)
-_TRAINS = Private("lightning", f"{_LOOPS}.training_epoch_loop", "is_param_in_hook_signature", _SLOWLY)
-_EVALUATES = Private("lightning", f"{_LOOPS}.evaluation_loop", "is_param_in_hook_signature", _SLOWLY)
-_LOGS = Private("lightning", "lightning.pytorch.core.module", "is_param_in_hook_signature", _SLOWLY)
-_ISOLATES = Private("lightning", _TRAINER, "isolate_rng", _SLOWLY)
+_CALL_CALLBACKS = Private("lightning", _CALLS, "_call_callback_hooks")
+_CALL_MODULE = Private("lightning", _CALLS, "_call_lightning_module_hook")
+_CALL_STRATEGY = Private("lightning", _CALLS, "_call_strategy_hook")
+_TRAINS = Private("lightning", f"{_LOOPS}.training_epoch_loop", "is_param_in_hook_signature")
+_EVALUATES = Private("lightning", f"{_LOOPS}.evaluation_loop", "is_param_in_hook_signature")
+_LOGS = Private("lightning", "lightning.pytorch.core.module", "is_param_in_hook_signature")
+_ISOLATES = Private("lightning", _TRAINER, "isolate_rng")
 _ASKS = (_TRAINS, _EVALUATES, _LOGS)
 """Where Lightning asks which arguments a method takes, in every step and for everything that is logged."""
 
@@ -60,21 +59,13 @@ def lean_hooks() -> Iterator[None]:
     if not is_tested("lightning"):
         yield
         return
-    found = {name: name.look_up() for name in (*_STAND_INS, *_ASKS)}
-    missing = [name for name, value in (*found.items(), (_NAME, _NAME.look_up(_new_module()))) if value is MISSING]
-    if missing:
-        missing[0].tell()
+    _NAME.require(_HOOKS, _new_module())
+    found = {name: name.require(_HOOKS) for name in (*_STAND_INS, *_ASKS)}
+    instead = {**_STAND_INS, **{name: cache(found[name]) for name in _ASKS}}
+    with ExitStack() as changed:
+        for name, stand_in in instead.items():
+            changed.enter_context(patch.object(import_module(name.owner), name.name, stand_in))
         yield
-        return
-    cached = {name: cache(found[name]) for name in _ASKS}
-    instead = [(import_module(name.owner), name.name, stand_in) for name, stand_in in {**_STAND_INS, **cached}.items()]
-    for owner, name, stand_in in instead:
-        setattr(owner, name, stand_in)
-    try:
-        yield
-    finally:
-        for (owner, name, _), value in zip(instead, found.values(), strict=True):
-            setattr(owner, name, value)
 
 
 def _call_module(trainer: Trainer, hook: str, *args: Any, pl_module: LightningModule | None = None, **kwargs: Any) -> Any:

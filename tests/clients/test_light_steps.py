@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from compat_names import relies_on
 from federations import trainer
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
@@ -75,14 +74,12 @@ def light_sgd(**settings: float) -> tuple[nn.Parameter, Optimizer]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@relies_on("torch", "Optimizer.profile_hook_step, and 'hooked' of a step")
 def test_the_weights_are_those_of_torchs_own_steps(kind):
     assert all(
         torch.equal(own, theirs) for own, theirs in zip(trained(KINDS[kind], True), trained(KINDS[kind], False), strict=True)
     )
 
 
-@relies_on("torch", "_global_optimizer_pre_hooks and _global_optimizer_post_hooks")
 def test_hooks_on_steps_are_called():
     parameter, optimizer = light_sgd()
     heard: list[str] = []
@@ -103,7 +100,6 @@ def test_hooks_on_steps_are_called():
     assert parameter.tolist() == [-0.5, -0.5]
 
 
-@relies_on("torch", "torch.autograd.profiler._is_profiler_enabled")
 def test_the_profiler_sees_the_steps():
     parameter, optimizer = light_sgd()
     parameter.grad = torch.ones(2)
@@ -116,7 +112,6 @@ def test_the_profiler_sees_the_steps():
 
 
 @pytest.mark.parametrize("before", [True, False])
-@relies_on("torch", "the step that a scheduler puts in the place of an optimizer's")
 def test_a_scheduler_is_built_before_or_after(before):
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], 1.0)
@@ -160,7 +155,6 @@ def test_parameters_without_a_gradient_stay_and_sparse_gradients_count():
 
 
 @pytest.mark.parametrize("loss", [lambda w: (w * w).sum(), lambda w: (w * w).sum().reshape(1), lambda w: w[0] + 0.0])
-@relies_on("torch", "_engine_run_backward")
 def test_a_backward_pass_gives_the_gradient(loss):
     weight = nn.Parameter(torch.tensor([3.0, 4.0]))
     expected = torch.autograd.grad(loss(weight), weight)[0]
@@ -178,7 +172,6 @@ def empty() -> None:
     """Do nothing."""
 
 
-@relies_on("lightning", "hooks that do nothing")
 def test_what_is_skipped_does_nothing():
     for hook, method in IDLE.items():
         assert method.__code__.co_code == empty.__code__.co_code, hook

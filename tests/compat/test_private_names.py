@@ -30,7 +30,7 @@ import fl_lightning.compat
 from fl_lightning.clients.fabric.client_run import _Strategy
 from fl_lightning.compat import private
 from fl_lightning.compat.private import MISSING, NAMES, TESTED, Private, installed, is_tested, known_releases
-from fl_lightning.errors import VersionError
+from fl_lightning.errors import FederationError, VersionError
 
 OFFERED = "lightning.pytorch.strategies.Strategy._lightning_optimizers"
 """The name that Lightning looks up, and not we."""
@@ -105,7 +105,7 @@ def test_a_public_way_gives_the_same_result_with_one_warning_or_the_use_is_refus
             assert use(tmp_path) == result
         else:
             said = rf"needs '{name.path}', which {name.package} \S+ does not have\. Install .*{name.package}.*, or a newer fl_"
-            with pytest.raises(VersionError, match=said):
+            with pytest.raises(FederationError, match=said):
                 use(tmp_path)
     assert told == ([warning_of(name)] if name.instead else [])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import flower_processes
 from federation_demo import Federation, same_bits, wait_for, weights
-from flower_processes import MARKS, start, told
+from flower_processes import MARKS, kill, start, told
 
 from fl_lightning.cli.federation_cli import main
 
@@ -42,19 +42,14 @@ def after(federation: Federation, fit: subprocess.Popen, updates: int) -> None:
 def test_a_site_the_superlink_and_the_server_die_and_the_run_is_repeated_to_the_bit(federation):
     fit = start(federation, "run", *ASYNCHRONOUS)
     after(federation, fit, 2)
-    federation.sites["hospital_b"].kill()
-    federation.sites["hospital_b"].wait(10)
+    kill(federation.sites["hospital_b"])
     again = told(federation.folder / "hospital_b" / "site.log", "trained.")
     federation.start_site("hospital_b")
     after(federation, fit, 2)  # the others go on
-    assert federation.server is not None
-    federation.server.kill()
-    federation.server.wait(10)
+    kill(federation.server)
     federation.serve()
     after(federation, fit, 1)
-    if fit.poll() is None:
-        fit.kill()
-    fit.wait(10)
+    kill(fit)
     before = len(arrivals(federation))
     assert 4 <= before < 14
     assert start(federation, "run", *ASYNCHRONOUS, "--ckpt_path", "last").wait(LIFE) == 0

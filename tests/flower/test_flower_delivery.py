@@ -63,15 +63,7 @@ def test_an_order_is_delivered_to_the_next_supernode_and_its_reply_needs_only_wh
     assert post.taken() == []
 
 
-def test_an_error_takes_the_place_of_a_reply_that_is_not_complete(post):
-    order = post.order()
-    (taken,) = post.taken()
-    post.reply(taken, sent=2)
-    post.reply(taken, error=2)
-    assert post.answers(order) == [2]
-
-
-def test_nothing_of_a_reply_that_was_replaced_stays_on_the_disk(post):
+def test_an_error_takes_the_place_of_a_reply_that_is_not_complete_of_which_nothing_stays_on_the_disk(post):
     order = post.order()
     (taken,) = post.taken()
     begun = len(post.state.object_store)
@@ -79,6 +71,7 @@ def test_nothing_of_a_reply_that_was_replaced_stays_on_the_disk(post):
     assert len(post.state.object_store) > begun
     post.reply(taken, error=2)
     (answer,) = post.state.get_message_res(message_ids={order}, run_id=post.run)
+    assert answer.error.code == 2
     post.state.object_store.delete(answer.metadata.message_id)
     assert len(post.state.object_store) == begun
 

@@ -9,7 +9,18 @@ import time
 
 import flower_processes
 from federation_demo import wait_for
-from flower_processes import LONG, MARKS, descendants, ended, in_a_round, resumed_as_simulated, same_as_simulated, start, told
+from flower_processes import (
+    LONG,
+    MARKS,
+    descendants,
+    ended,
+    in_a_round,
+    kill,
+    resumed_as_simulated,
+    same_as_simulated,
+    start,
+    told,
+)
 
 pytestmark = MARKS
 running, federation = flower_processes.running, flower_processes.federation  # the fixtures
@@ -18,8 +29,7 @@ running, federation = flower_processes.running, flower_processes.federation  # t
 def test_the_server_dies_and_resumes(federation):
     arguments = ("--federation.strategy", "Scaffold")
     fit = in_a_round(federation, "server dies", *arguments)
-    fit.kill()
-    fit.wait(10)
+    kill(fit)
     assert resumed_as_simulated(federation, "server dies", *LONG, *arguments)
 
 
@@ -27,8 +37,7 @@ def test_a_site_that_restarts_trains_the_round(federation):
     """The SuperLink refuses it until it has given up the killed one, and then delivers the order again."""
     arguments = ("--federation.strategy", "Scaffold")
     fit = in_a_round(federation, "site restarts", *arguments)
-    federation.sites["hospital_b"].kill()
-    federation.sites["hospital_b"].wait(10)
+    kill(federation.sites["hospital_b"])
     federation.start_site("hospital_b")
     assert same_as_simulated(federation, fit, "site restarts", *LONG, *arguments)
 
@@ -63,8 +72,7 @@ def test_a_site_dies_and_returns(federation):
     """It trains again, in the same round or after rounds without it; no other site is touched."""
     fit = in_a_round(federation, "site dies", "--federation.faults.policy", "skip", "--trainer.max_epochs", "50")
     others = {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
-    federation.sites["hospital_c"].kill()
-    federation.sites["hospital_c"].wait(10)
+    kill(federation.sites["hospital_c"])
     after = told(federation.folder / "hospital_c" / "site.log", "trained.")
     federation.start_site("hospital_c")
     wait_for(after, 300, "the site to train again")  # the SuperLink refuses it until it has given up the killed one
@@ -76,9 +84,7 @@ def test_a_site_dies_and_returns(federation):
 def test_the_superlink_dies_and_the_run_resumes(federation):
     arguments = ("--federation.strategy", "Scaffold")
     fit = in_a_round(federation, "link dies", *arguments)
-    assert federation.server is not None
-    federation.server.kill()
-    federation.server.wait(10)
+    kill(federation.server)
     federation.serve()
     if fit.wait(federation.life):
         assert resumed_as_simulated(federation, "link dies", *LONG, *arguments)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from federation_demo import DATA, Federation, digits, wait_for
-from flower_processes import MARKS, ended, same_as_simulated, start
+from federation_demo import wait_for
+from flower_processes import MARKS, ended, federated, same_as_simulated, start
 from relay import Relay
 
 pytestmark = MARKS
@@ -22,17 +22,13 @@ ARGUMENTS = (
 @pytest.fixture
 def slow(tmp_path):
     """Run two sites, of which the first has a line of 50 Mbit/s."""
-    federation = Federation(tmp_path, ["hospital_a", "hospital_b"], life=240)
-    federation.prepare(*digits(400), test=100, data=DATA)
-    try:
-        federation.serve()
-        with Relay(federation.port, rate=6.25e6) as relay:
-            federation.register()
-            federation.start_site("hospital_a", relay.port)
-            federation.start_site("hospital_b")
-            yield federation, relay
-    finally:
-        federation.stop()
+    with (
+        federated(tmp_path, ["hospital_a", "hospital_b"], rows=400, starts=False) as federation,
+        Relay(federation.port, rate=6.25e6) as relay,
+    ):
+        federation.start_site("hospital_a", relay.port)
+        federation.start_site("hospital_b")
+        yield federation, relay
 
 
 def cut_when(relay: Relay, way: str, size: float, seconds: float, alive: Callable[[], bool]) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation_demo import DATA, Federation, digits, same_bits, wait_for, weights
-from flower_processes import MARKS, descendants, ended, start, told
+from federation_demo import DATA, Federation, same_bits, wait_for, weights
+from flower_processes import MARKS, descendants, ended, federated, start, told
 
 from fl_lightning.cli.federation_cli import main
 
@@ -23,19 +23,15 @@ POLICY = DATA + "  tells: [examples, steps, loss]\n  update: {masks: {peers: pee
 
 
 @contextlib.contextmanager
-def federated(folder: Path, sites: int) -> Iterator[Federation]:
+def masked(folder: Path, sites: int) -> Iterator[Federation]:
     """Run a server and some sites that require masks and have each other's public keys."""
-    federation = Federation(folder, [f"hospital_{letter}" for letter in "abcdefghij"[:sites]], life=240)
-    federation.prepare(*digits(max(600, 260 * sites)), test=100, data=POLICY)  # so that no site lacks a class
-    try:
-        federation.serve()
-        federation.register()
-        for name in federation.names:
+    names = [f"hospital_{letter}" for letter in "abcdefghij"[:sites]]
+    rows = max(600, 260 * sites)  # so that no site lacks a class
+    with federated(folder, names, rows, POLICY, starts=False) as federation:
+        for name in names:
             shutil.copytree(federation.folder / "server", federation.folder / name / "peers", ignore=all_but_keys)
             federation.start_site(name)
         yield federation
-    finally:
-        federation.stop()
 
 
 def all_but_keys(_: Any, names: list[str]) -> list[str]:
@@ -44,13 +40,13 @@ def all_but_keys(_: Any, names: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory) -> Iterator[Federation]:
-    with federated(tmp_path_factory.mktemp("three"), 3) as federation:
+    with masked(tmp_path_factory.mktemp("three"), 3) as federation:
         yield federation
 
 
 @pytest.fixture
 def ten(tmp_path) -> Iterator[Federation]:
-    with federated(tmp_path, 10) as federation:
+    with masked(tmp_path, 10) as federation:
         yield federation
 
 

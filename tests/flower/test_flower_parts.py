@@ -13,7 +13,6 @@ from fl_lightning.compat.flower_server import Node
 from fl_lightning.compat.flower_superlink import seldom
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.wire.gate import Gate
-from fl_lightning.flower.wire.keys import create_certificates
 from fl_lightning.flower.wire.pool import FlowerPool
 from fl_lightning.flower.wire.requirements import address_of
 from fl_lightning.flower.wire.server_folder import ServerFolder
@@ -54,34 +53,23 @@ def status(
     return int(sent[0].get("status", sent[0].get("code")))
 
 
+OUTSIDE = ("/v1/control/list-nodes", "/v1/fleet/../control/x", "//v1/fleet/x", "/v1/fleet//x", "/v1/fleet/x/", "/v1/fleet/")
+
+
 def test_the_gate_passes_the_sites_paths_only():
-    assert status("/v1/fleet/pull-messages") == 200
-    assert status("/v1/control/list-nodes", port=8444) == 200
-    assert status("/v1/control/list-nodes") == 404
+    assert status("/v1/fleet/pull-messages") == status("/v1/control/list-nodes", port=8444) == 200
+    outside = (*OUTSIDE, "/docs", "/V1/FLEET/x", "/v1/fleet/pull-messages\n")
+    assert {path: status(path) for path in outside} == dict.fromkeys(outside, 404)
     assert status("/v1/fleet/pull-messages", method="GET") == 404
     assert status("/v1/control/list-nodes", raw=b"/v1/fleet/%2e%2e/control/list-nodes") == 404
     assert status("/v1/fleet/pull-messages", raw=b"/v1/fleet/pull%2dmessages") == 404
-    for path in (
-        "/v1/fleet/../control/x",
-        "//v1/fleet/x",
-        "/v1/fleet//x",
-        "/v1/fleet/x/",
-        "/v1/fleet/",
-        "/docs",
-        "/V1/FLEET/x",
-    ):
-        assert status(path) == 404, path
-    assert status("/v1/fleet/pull-messages\n") == 404
 
 
 def test_the_gate_refuses_what_no_site_has_signed_bodies_of_unknown_or_absurd_length_and_other_protocols():
     """Without reading the body, which is None here: 16 connections filled a gigabyte of the server's disk."""
-    assert status(length=str(16 * 2**20)) == 200
-    assert status(length=str(16 * 2**20 + 1)) == 413
-    assert status(length=None) == 413
-    assert status(length="-1") == 413
-    assert status(key={}) == 401
-    assert status(key={"flwr-public-key": "of another"}) == 401
+    lengths = {str(16 * 2**20): 200, str(16 * 2**20 + 1): 413, None: 413, "-1": 413}
+    assert {length: status(length=length) for length in lengths} == lengths
+    assert status(key={}) == status(key={"flwr-public-key": "of another"}) == 401
     assert status(key={}, port=8444) == 200
     assert status(kind="websocket") == 1000
 
@@ -100,20 +88,14 @@ def test_a_full_disk_is_told_to_sites_and_fits(port, monkeypatch):
     assert status(answer=401, port=port) == 401
 
 
-@pytest.mark.parametrize(("pause", "cleaned"), [(0, 2), (1000, 1)])
-def test_a_clean_up_waits_until_its_pause_is_over(pause, cleaned):
+def test_a_clean_up_waits_until_its_pause_is_over():
     """For all states of the process together."""
-    calls: list[str] = []
-    clean = seldom(calls.append, pause)
-    clean("one")
-    clean("another")
-    assert calls == ["one", "another"][:cleaned]
-
-
-def test_numbers_are_never_given_again(tmp_path):
-    folder = ServerFolder(tmp_path)
-    assert [folder.number(name) for name in ("a", "b", "a", "c")] == [0, 1, 0, 2]
-    assert ServerFolder(tmp_path).numbers() == {"a": 0, "b": 1, "c": 2}
+    for pause, cleaned in ((0, ["one", "another"]), (1000, ["one"])):
+        calls: list[str] = []
+        clean = seldom(calls.append, pause)
+        clean("one")
+        clean("another")
+        assert calls == cleaned
 
 
 def waits(pool, names, found, monkeypatch):
@@ -149,28 +131,7 @@ def test_a_folder_remembers_what_sites_told(tmp_path):
     assert folder.descriptions() == {}
 
 
-def test_the_certificate_names_host_and_loopback_and_verifies(tmp_path):
-    x509 = pytest.importorskip("cryptography.x509")
-    folder = ServerFolder(tmp_path / "fed")
-    folder.path.mkdir()
-    create_certificates(folder.files, folder.ca_key, "fed.example.org")
-    found = {name: Path(path).read_bytes() for name, path in folder.files.items() if name in ("ca", "certificate")}
-    ca, server = (x509.load_pem_x509_certificate(found[name]) for name in ("ca", "certificate"))
-    server.verify_directly_issued_by(ca)
-    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
-    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
-    assert not folder.ca_key.is_relative_to(folder.path)
-    assert [path.stat().st_mode & 0o777 for path in (folder.ca_key, Path(folder.files["key"]))] == [0o600, 0o600]
-
-
-@pytest.mark.parametrize(
-    ("server", "address"),
-    [
-        ("https://fed.example.org:8443", "fed.example.org:8443"),
-        ("fed.example.org", "fed.example.org:443"),
-        ("https://[::1]:9/", "[::1]:9"),
-    ],
-)
-def test_addresses(server, address):
-    assert address_of(server) == address
+def test_addresses():
+    given = {"https://fed.example.org:8443": "fed.example.org:8443", "fed.example.org": "fed.example.org:443"}
+    given["https://[::1]:9/"] = "[::1]:9"
+    assert {server: address_of(server) for server in given} == given

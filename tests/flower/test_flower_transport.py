@@ -25,14 +25,23 @@ def test_the_transport_names_sites_that_are_offline_or_revoked():
     assert list(transport.answers()) == [Answer(2, None, "the server's SuperLink refused the order")]
 
 
-def test_a_site_that_is_revoked_in_a_round_is_not_called_silent():
-    link = Link([[Reply("10-1", None, 5), Reply("11-2", None, 5), Reply("11-3", None, 3), Reply("12-4", None, 8)]])
-    transport = FlowerTransport(link, [10, 11, 11, 12], patience=90)  # type: ignore[arg-type]
-    for client in range(4):
-        transport.send(client, {}, 0, None)
+def sent(link: Any, *nodes: int | None, seconds: float | None = None, **settings: Any) -> FlowerTransport:
+    """Return a transport that has sent an order to each of these nodes."""
+    transport = FlowerTransport(link, nodes, **settings)
+    for client in range(len(nodes)):
+        transport.send(client, {"order": b"%d" % client}, 7, seconds)
+    return transport
+
+
+def test_each_cause_is_told_and_what_was_lost_on_its_way_is_no_failure_of_the_site():
+    """A site that is revoked in a round is not called silent."""
+    replies = [(10, 5), (11, 5), (11, 3), (12, 8), (10, 3), (12, 4)]
+    link = Link([[Reply(f"{node}-{number}", None, error) for number, (node, error) in enumerate(replies, 1)]])
     silent = "it has given no sign of life for 90 s ('federation.pool.timeout')"
     causes = [silent, "it was revoked", "it was revoked", "its worker died"]
-    assert list(transport.answers()) == [Answer(client, None, cause) for client, cause in enumerate(causes)]
+    lost = ["the order was lost on its way", "its reply was lost on its way"]
+    told = [Answer(client, None, cause, lost=cause in lost) for client, cause in enumerate([*causes, *lost])]
+    assert list(sent(link, *(node for node, _ in replies), patience=90).answers()) == told
 
 
 class Link:
@@ -62,10 +71,7 @@ class Link:
 def test_orders_without_an_answer_are_lost_when_the_superlink_has_started_again(capsys):
     """The exchange sends them again; what comes of the first ones is not waited for."""
     link = Link([[Reply("11-2", b"early")], [Reply("10-1", b"late"), Reply("10-4", b"ten")], [Reply("12-5", b"twelve")]])
-    transport = FlowerTransport(link, [10, 11, 12])  # type: ignore[arg-type]
-    for client in range(3):
-        transport.send(client, {"order": b"%d" % client}, 7, None)
-    told = []
+    transport, told = sent(link, 10, 11, 12), []
     for answer in transport.answers():
         told.append(answer)
         if answer.lost:
@@ -80,10 +86,7 @@ def test_orders_without_an_answer_are_lost_when_the_superlink_has_started_again(
     ("status", "said"),
     [
         (507, "The disk of the server's folder is full. Free space, and resume from the last checkpoint: --ckpt_path last."),
-        (
-            401,
-            "the time of this machine was changed, or another fit uses the folder. .* the other fit, and resume from the last",
-        ),
+        (401, "the time of this machine was changed, or another fit uses the folder. .* the other fit, and resume from"),
         (500, r"The connection to the SuperLink was lost \(HTTPError: .*\). Start 'fl-lightning serve' again, and resume"),
     ],
 )
@@ -96,26 +99,14 @@ def test_a_fit_says_why_its_server_refuses_it(status, said):
     def push(*_: Any) -> str:
         raise HTTPError(f"status {status}")
 
-    transport = FlowerTransport(SimpleNamespace(push=push), [10])  # type: ignore[arg-type]
     with pytest.raises(RankError, match=said):
-        transport.send(0, {}, 0, None)
+        sent(SimpleNamespace(push=push), 10)
 
 
 def test_an_order_ends_at_its_deadline():
     link = Link([[], []])
     link.died = False
-    transport = FlowerTransport(link, [10])  # type: ignore[arg-type]
-    transport.send(0, {}, 0, 0.04)
-    assert list(transport.answers()) == [Answer(0, None, "no answer within its deadline")]
-
-
-def test_what_is_lost_on_its_way_is_no_failure_of_the_site():
-    link = Link([[Reply("10-1", None, 3), Reply("12-2", None, 4)]])
-    transport = FlowerTransport(link, [10, 12])  # type: ignore[arg-type]
-    for client in range(2):
-        transport.send(client, {}, 0, None)
-    told = ["the order was lost on its way", "its reply was lost on its way"]
-    assert list(transport.answers()) == [Answer(client, None, cause, lost=True) for client, cause in enumerate(told)]
+    assert list(sent(link, 10, seconds=0.04).answers()) == [Answer(0, None, "no answer within its deadline")]
 
 
 @pytest.mark.parametrize(("policy", "given", "patience"), [("fatal", None, 43200), ("skip", None, 300), ("skip", 90, 90)])

@@ -258,13 +258,11 @@ def test_no_evaluation_without_any_site_and_an_error_with_the_policy_fatal():
 
 @pytest.mark.parametrize("value", ["0.5", torch.zeros(2), None, True, BIG], ids=lambda value: type(value).__name__)
 def test_a_hostile_evaluation_is_its_sites_error(value):
+    """It may have no finite value."""
     for reports in ([EvalReport(1, value)], [EvalReport(1, 0.5), EvalReport(1, value)], [value]):
         found = envelope.opened(envelope.reply(replies=reports), ("reply",))
         with pytest.raises(ClientError, match="Site south: its reply does not hold the expected EvalReport"):
             evaluations_in(found, "Site south", 1, len(reports))
-
-
-def test_an_evaluation_may_have_no_finite_value():
     found = envelope.opened(envelope.reply(replies=[EvalReport(1, -math.inf), EvalReport(1, 3)]), ("reply",))
     assert evaluations_in(found, "Site south", 1, 2) == [EvalReport(1, -math.inf), EvalReport(1, 3.0)]
 

@@ -29,6 +29,7 @@ def database(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
         for pragma in ("auto_vacuum = INCREMENTAL", "secure_delete = ON", "journal_mode = WAL"):
             connection.execute(f"PRAGMA {pragma}")
         connection.execute("CREATE TABLE messages (content BLOB)")
+        connection.execute("CREATE TABLE objects (object_id TEXT)")
         connection.executemany("INSERT INTO messages VALUES (?)", [(_UPDATE,)] * 20)
         connection.commit()
         connection.execute("DELETE FROM messages")
@@ -36,7 +37,7 @@ def database(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
         yield path, connection
 
 
-def test_a_sweep_leaves_nothing_of_deleted_updates(database: tuple[Path, sqlite3.Connection]) -> None:
+def test_a_sweep_leaves_nothing_of_deleted_updates(database):
     path, _ = database
     before = path.stat().st_size
     assert before > 20 * len(_UPDATE)
@@ -46,7 +47,7 @@ def test_a_sweep_leaves_nothing_of_deleted_updates(database: tuple[Path, sqlite3
     assert path.stat().st_size < before / 100
 
 
-def test_a_sweep_takes_many_short_transactions(database: tuple[Path, sqlite3.Connection], monkeypatch) -> None:
+def test_a_sweep_takes_many_short_transactions(database, monkeypatch):
     """A long one would keep the SuperLink from writing, which then refuses what sites ask for."""
     path, connection = database
     monkeypatch.setattr("fl_lightning.flower.wire.retention._PAGES", 100)
@@ -65,9 +66,7 @@ def test_a_sweep_takes_many_short_transactions(database: tuple[Path, sqlite3.Con
     assert connection.execute("PRAGMA freelist_count").fetchone()[0] == 0
 
 
-def test_a_sweeper_waits_while_the_superlink_writes_and_sweeps_at_the_end(
-    database: tuple[Path, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweeper_waits_while_the_superlink_writes_and_sweeps_at_the_end(database, monkeypatch: pytest.MonkeyPatch):
     path, connection = database
     monkeypatch.setattr("fl_lightning.flower.wire.retention._PERIOD", 0.05)
     monkeypatch.setattr("fl_lightning.flower.wire.retention._PATIENCE", 0.05)
@@ -80,13 +79,13 @@ def test_a_sweeper_waits_while_the_superlink_writes_and_sweeps_at_the_end(
     assert _found(path.parent) == 0
 
 
-def test_a_sweeper_waits_for_the_database(tmp_path: Path) -> None:
+def test_a_sweeper_waits_for_the_database(tmp_path):
     with closing(Sweeper(tmp_path / "state.db", tmp_path / "contents")):
         pass
     assert not (tmp_path / "state.db").exists()
 
 
-def test_a_site_keeps_one_reply(tmp_path: Path) -> None:
+def test_a_site_keeps_one_reply(tmp_path):
     store = SiteStore(tmp_path, "a" * 32)
     for key in ("1", "2", "3"):
         store.save({"round": key}, key, b"reply " + key.encode())
@@ -97,7 +96,7 @@ def test_a_site_keeps_one_reply(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("reply-*")]
 
 
-def test_a_reply_that_the_state_does_not_name_is_not_sent(tmp_path: Path) -> None:
+def test_a_reply_that_the_state_does_not_name_is_not_sent(tmp_path):
     """A site that is killed between its two files has the new reply beside the old state, and trains again."""
     store = SiteStore(tmp_path, "a" * 32)
     store.save({"round": 1}, "1", b"reply 1")
@@ -107,50 +106,46 @@ def test_a_reply_that_the_state_does_not_name_is_not_sent(tmp_path: Path) -> Non
         assert later.reply("1") == b"reply 1"
 
 
-def test_the_replies_of_a_federation_go_when_the_site_works_for_another(tmp_path: Path) -> None:
+def test_the_replies_of_a_federation_go_when_the_site_works_for_another(tmp_path):
     SiteStore(tmp_path, "a" * 32).save({"memory": {}}, "1", b"reply")
     SiteStore(tmp_path, "b" * 32)
     assert not [*tmp_path.rglob("reply-*")]
     assert SiteStore(tmp_path, "a" * 32).load() is not None  # what a resumed fit needs stays
 
 
-def test_files_of_deleted_objects_are_deleted(database: tuple[Path, sqlite3.Connection]) -> None:
+@pytest.fixture
+def contents(database) -> Path:
+    """Return the folder with the contents of an object, of one that was deleted, and of one that is being written."""
     path, connection = database
-    folder, kept, gone, half = path.parent / "contents", "a" * 64, "b" * 64, "being_written"
+    folder = path.parent / "contents"
     drop_unnamed(path, folder)  # there is none
     folder.mkdir()
-    for name in (kept, gone, half):
-        (folder / name).write_bytes(b"content")
-    connection.execute("CREATE TABLE objects (object_id TEXT)")
-    connection.execute("INSERT INTO objects VALUES (?)", (kept,))
-    connection.commit()
-    drop_unnamed(path, folder)
-    assert {file.name for file in folder.iterdir()} == {kept, half}
-
-
-def test_what_a_killed_server_left_is_deleted_when_it_starts(database: tuple[Path, sqlite3.Connection]) -> None:
-    """Not five seconds later, and not after an hour."""
-    path, connection = database
-    connection.execute("CREATE TABLE objects (object_id TEXT)")
-    connection.commit()
-    folder = path.parent / "contents"
-    folder.mkdir()
-    for name in ("a" * 64, "half_of_a_piece"):
+    for name in ("a" * 64, "b" * 64, "being_written"):
         (folder / name).write_bytes(_UPDATE)
-    with closing(Sweeper(path, folder)):
-        assert not [*folder.iterdir()]
-        assert _found(path.parent) == 0
-
-
-def test_no_file_is_deleted_while_an_object_is_stored(database: tuple[Path, sqlite3.Connection], monkeypatch) -> None:
-    path, connection = database
-    monkeypatch.setattr("fl_lightning.flower.wire.retention._PATIENCE", 0.05)
-    connection.execute("CREATE TABLE objects (object_id TEXT)")
+    connection.execute("INSERT INTO objects VALUES (?)", ("a" * 64,))
     connection.commit()
-    (path.parent / "contents").mkdir()
-    file = path.parent / "contents" / ("a" * 64)
-    file.write_bytes(b"content")
-    connection.execute("BEGIN IMMEDIATE")
+    return folder
+
+
+def left(contents: Path) -> list[str]:
+    return sorted(file.name for file in contents.iterdir())
+
+
+def test_files_of_deleted_objects_are_deleted(database, contents):
+    drop_unnamed(database[0], contents)
+    assert left(contents) == ["a" * 64, "being_written"]
+
+
+def test_what_a_killed_server_left_is_deleted_when_it_starts(database, contents):
+    """Not five seconds later, and not after an hour."""
+    with closing(Sweeper(database[0], contents)):
+        assert left(contents) == ["a" * 64]
+        assert _found(database[0].parent) == 0
+
+
+def test_no_file_is_deleted_while_an_object_is_stored(database, contents, monkeypatch):
+    monkeypatch.setattr("fl_lightning.flower.wire.retention._PATIENCE", 0.05)
+    database[1].execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError):
-        drop_unnamed(path, file.parent)
-    assert file.exists()
+        drop_unnamed(database[0], contents)
+    assert len(left(contents)) == 3

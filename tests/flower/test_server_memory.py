@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from live_memory import counted
-from sites_over_bytes import configuration, table
+from sites_over_bytes import BytesTransport, configuration, table
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, TableDataModule
 from fl_lightning.flower import envelope
@@ -27,23 +27,20 @@ def size_of(hidden: int) -> int:
     return 6 * hidden + hidden + hidden * hidden + hidden + hidden * 3 + 3
 
 
-class Echo:
+class Echo(BytesTransport):
     """Sites that send the server's model back, as bytes that exist from when they are asked for."""
 
     def __init__(self, names: Sequence[str], size: int) -> None:
-        self._names, self._asked = names, dict[int, bytes]()
-        self._vector = torch.zeros(size)
-
-    def absent(self) -> dict[int, str]:
-        return {}
+        super().__init__()
+        self._names, self._vector = names, torch.zeros(size)
 
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
-        self._asked[client] = bytes(dict(parts)["order"])
+        self._waiting[client] = {"order": bytes(parts["order"])}
 
     def answers(self) -> Iterator[Answer]:
-        while self._asked:
-            client, order = self._asked.popitem()
-            yield Answer(client, self._reply(client, from_bytes(order)))
+        while self._waiting:
+            client, parts = self._waiting.popitem()
+            yield Answer(client, self._reply(client, from_bytes(parts["order"])))
 
     def _reply(self, client: int, asked: Any) -> bytearray:
         if asked["kind"] == "describe":
@@ -53,12 +50,6 @@ class Echo:
         (task,) = asked["orders"]
         model = Snapshot(self._vector, torch.zeros(0, dtype=torch.int64))
         return envelope.reply(replies=[ClientUpdate(client, task.round_idx, 10, 1, 0.5, model=model)], releases={})
-
-    def forget(self) -> None:
-        self._asked.clear()
-
-    def close(self, completed: bool) -> None:
-        pass
 
 
 class EchoingSites(RemoteSites):

@@ -54,24 +54,6 @@ def test_a_repeated_order_is_answered_from_the_store():
 
 
 @pytest.mark.slow
-def test_a_lost_reply_is_asked_for_again():
-    net.prepare()
-    config, lost = net.configuration(**SCAFFOLD, faults={"retries": 1}), []
-
-    def lose(name, parts, ask):
-        reply = ask()
-        if b'"ClientTask"' in parts["order"] and len(lost) < 2 and name not in lost:
-            lost.append(name)
-            return None
-        return reply
-
-    whole = net.simulate(config)
-    net.HOOK["hook"] = lose
-    assert net.same_bits(whole, net.federate(config))
-    assert len(lost) == 2
-
-
-@pytest.mark.slow
 def test_an_update_that_was_not_used_leaves_no_trace_at_its_site():
     """A site that trained, and whose reply was lost, must go on like one that never got the order."""
     here, results = Path.cwd(), []

@@ -68,7 +68,11 @@ def test_a_certificate_is_renewed_under_the_same_ca():
 
 @pytest.mark.parametrize("host", ["fed.example.org", "192.0.2.7"])
 def test_one_certificate_answers_sites_and_this_machine(host):
+    """What is private is for this account alone, and the CA's key is not beside the certificates."""
     folder = ServerFolder(Path("fed"))
     assert len(folder.prepare(host, 1, 2)) == 1
     for name in (host, "127.0.0.1"):
         assert connect(answering(folder), folder.files["ca"], name) == [host, "localhost", "127.0.0.1"]
+    private = (folder.ca_key, *(Path(folder.files[name]) for name in ("key", "secret")))
+    assert [path.stat().st_mode & 0o777 for path in private] == [0o600] * 3
+    assert not folder.ca_key.is_relative_to(folder.path)

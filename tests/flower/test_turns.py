@@ -76,11 +76,11 @@ def begun(turns: InTurn, lines: list[Line]) -> list[asyncio.Task[None]]:
     return [asyncio.create_task(turns(line.scope, line.receive, line.send)) for line in lines]
 
 
-async def answered(app: App, line: Line, **settings: Any) -> None:
+async def answered(app: App, line: Line, turns: InTurn | None = None) -> None:
     """Handle a request that has arrived, and whose reply is read."""
     app.goes_on.set()
     line.release()
-    await InTurn(app, Path.cwd(), **settings)(line.scope, line.receive, line.send)
+    await (turns or InTurn(app, Path.cwd()))(line.scope, line.receive, line.send)
 
 
 @pytest.mark.parametrize("path", [PUSH, PULL])
@@ -151,20 +151,15 @@ def test_a_broken_line_and_an_error_give_their_places_back():
     async def test() -> None:
         app, failing = App(), App(error=OSError("the disk is full"))
         turns = InTurn(app, Path.cwd(), handled=1)
-        app.goes_on.set()
         for broken in (True, True, False):
             line = Line(broken=broken)
-            line.release()
-            await turns(line.scope, line.receive, line.send)
+            await answered(app, line, turns)
             assert bool(line.sent) == (not broken)
         assert app.seen == 1
         turns = InTurn(failing, Path.cwd(), handled=1)
-        failing.goes_on.set()
-        for _ in range(2):
-            line = Line()
-            line.release()
+        for line in (Line(), Line()):
             with pytest.raises(OSError, match="the disk is full"):
-                await turns(line.scope, line.receive, line.send)
+                await answered(failing, line, turns)
             assert not line.sent
 
     run(test)

@@ -1,17 +1,13 @@
-"""Private names of other libraries: where the package uses them, and what a test of one says when it fails."""
+"""Private names of other libraries: where the package uses them."""
 
 import ast
 import pkgutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from inspect import isclass
 from pathlib import Path
 
-import pytest
-
 import fl_lightning
-from fl_lightning.compat.private import installed
 
 ROOT = Path(fl_lightning.__file__).parent
 _LOOKS_UP = {"getattr", "setattr", "hasattr", "delattr", "attrgetter"}
@@ -89,13 +85,3 @@ def overridden() -> set[str]:
                 mine = [name for name in vars(kind) if is_private(name) and not _is_pythons(name)]
                 found |= {f"{kind.__qualname__}.{name}" for name in mine if any(name in vars(base) for base in others)}
     return found
-
-
-@contextmanager
-def relies_on(library: str, name: str) -> Iterator[None]:
-    """Let whatever fails within say on which name of which release it relies."""
-    try:
-        yield
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        pytest.fail(f"{library} {installed(library)}: '{name}' is gone or behaves otherwise ({what}).")

@@ -6,9 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from federation_demo import DATA, ELSEWHERE, Federation, digits, same_bits, wait_for, weights
+from federation_demo import DATA, ELSEWHERE, NAMES, Federation, digits, same_bits, wait_for, weights
 
 from fl_lightning.cli.federation_cli import main
 from fl_lightning.compat.flower import FLOWER, installed_version
@@ -23,19 +24,26 @@ LONG = ("--federation.local.max_epochs", "400", "--federation.local.engine", "fa
 """A round of two seconds or more, in which something can be killed."""
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory) -> Iterator[Federation]:
-    federation = Federation(tmp_path_factory.mktemp("federation"), life=240)
-    policy = "  tells: [examples, steps, loss, evaluation/training]\n  min_rows: 1\n"
-    federation.prepare(*digits(600), test=100, data=DATA + policy)
+@contextlib.contextmanager
+def federated(folder: Path, names: Sequence[str] = NAMES, rows: int = 600, data: str = DATA, starts: bool = True) -> Any:
+    """Run a server and registered sites; ``starts`` is whether the sites are started."""
+    federation = Federation(folder, names, life=240)
+    federation.prepare(*digits(rows), test=100, data=data)
     try:
         federation.serve()
         federation.register()
-        for name in federation.names:
+        for name in names if starts else ():
             federation.start_site(name)
         yield federation
     finally:
         federation.stop()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[Federation]:
+    policy = "  tells: [examples, steps, loss, evaluation/training]\n  min_rows: 1\n"
+    with federated(tmp_path_factory.mktemp("federation"), data=DATA + policy) as federation:
+        yield federation
 
 
 @pytest.fixture
@@ -47,6 +55,12 @@ def federation(running) -> Federation:
         if process.poll() is not None:
             running.start_site(name)
     return running
+
+
+def kill(process: subprocess.Popen | None) -> None:
+    assert process is not None
+    process.kill()
+    process.wait(10)
 
 
 def start(federation: Federation, name: str, *arguments: str) -> subprocess.Popen:

@@ -6,7 +6,6 @@ import multiprocessing
 import sys
 import types
 import warnings
-from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -140,28 +139,17 @@ def workers(_: Path) -> Any:
     return read, set(multiprocessing.active_children()) - before
 
 
-Point = namedtuple("Point", "x y")
-
-
-@use()
+@use([["1", ("2", None)], {"a": [3]}])
 def trees(_: Path) -> Any:
-    tree = {
-        "a": [1, (2, Point(3, None))],
-        "b": OrderedDict(c=deque([4], maxlen=2)),
-        "d": defaultdict(list, e=[5, []]),
-        "f": "g",
-    }
-    leaves, spec = of_torch.tree_flatten(tree)
-    other = of_torch.tree_flatten({"a": [1, 2]})[1]
-    again = of_torch.tree_unflatten([str(leaf) for leaf in leaves], spec)
-    doubled = of_torch.tree_map(lambda leaf: [leaf], tree)
-    kinds = [type(one) for one in (again["a"][1][1], again["b"], again["b"]["c"], again["d"], again["b"]["c"].maxlen)]
-    return leaves, again, doubled, kinds, spec == of_torch.tree_flatten(tree)[1], spec == other, str(spec) == str(other)
+    leaves, spec = of_torch.tree_flatten([1, (2, None)])
+    assert spec != of_torch.tree_flatten([1, 2])[1]
+    return [of_torch.tree_unflatten([leaf and str(leaf) for leaf in leaves], spec), of_torch.tree_map(abs, {"a": [-3]})]
 
 
-@use()
+@use([True, False, False])
 def summed(_: Path) -> Any:
-    return of_torchmetrics.summed_states(torchmetrics.MeanMetric())
+    metrics = (torchmetrics.MeanMetric(), torchmetrics.MaxMetric(), torchmetrics.CatMetric())
+    return [of_torchmetrics.summed_states(metric) is not None for metric in metrics]
 
 
 @use()
@@ -284,6 +272,13 @@ def checkpoint_plugins(_: Path) -> Any:
     return found
 
 
+@use(True)
+def checkpoint_before_it_is_saved(_: Path) -> Any:
+    fitting = trainer()
+    fitting.fit(BoringModel())
+    return "state_dict" in of_lightning.checkpoint_of(fitting, True)
+
+
 @use()
 def last_checkpoint(folder: Path) -> Any:
     folder = folder / str(len(list(folder.iterdir())))
@@ -296,16 +291,16 @@ def last_checkpoint(folder: Path) -> Any:
     return run.global_step, isinstance(saver, ModelCheckpoint)
 
 
-@use((None, True))
+@use((None, "mine", True))
 def wandb_loggers(folder: Path) -> Any:
-    run = SimpleNamespace(id="abc")
-    with patch("wandb.init", lambda **settings: run), patch("wandb.run", None):
-        logger = WandbLogger(project="mine", save_dir=folder)
+    run, passed = SimpleNamespace(id="abc"), dict[str, Any]()
+    with patch("wandb.init", lambda **settings: passed.update(settings) or run), patch("wandb.run", None):
+        logger = WandbLogger(project="mine", save_dir=folder, anonymous=None)
         before = of_lightning.wandb_run(logger)
         of_lightning.wandb_settings(logger).pop("anonymous", None)
         begun = logger.experiment
         with patch("wandb.run", begun):
-            return before, of_lightning.wandb_run(logger) is begun is run
+            return before, passed["project"], of_lightning.wandb_run(logger) is begun is run
 
 
 @use()
@@ -335,32 +330,17 @@ class _Bare(OpenCLI):
 
 
 @use()
-def command_line(folder: Path) -> Any:
-    """The settings, the seed and the weights of a run that takes the model's settings from a checkpoint."""
-    saved = _Sets(size=7)
-    kept = {
-        "state_dict": saved.state_dict(),
-        "hyper_parameters": {"size": 7, "_instantiator": "x"},
-        "epoch": 0,
-        "global_step": 0,
-    }
-    own = folder / "own.ckpt"
-    torch.save({**kept, "pytorch-lightning_version": "2.6.0", "optimizer_states": [], "lr_schedulers": []}, own)
-    off = [
-        f"--trainer.{name}=false" for name in ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-    ]
-    short = ["--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", *off]
+def command_line(_: Path) -> Any:
+    """The settings, the seed and the weights of a run."""
+    names = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    args = ["fit", "--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", *(f"--trainer.{name}=false" for name in names)]
     seen: list[Any] = []
     look = Hook("on_train_start", lambda run, module: seen.append(module.drawn))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), patch.object(_Bare, "instantiate_trainer", _with(look)):
         warnings.filterwarnings("ignore", category=UserWarning, message="(?!.*fl_lightning).*")
-        for more in ([], [f"--ckpt_path={own}"]):
-            with patch.object(_Bare, "instantiate_trainer", _with(look)):
-                args = ["fit", *short, *more]
-                cli = _Bare(_Sets, save_config_callback=None, seed_everything_default=5, args=args)
-            settings = yaml.safe_load(cli.parser.dump(cli.config, format="yaml"))["fit"]
-            seen.append((cli.model.hparams["size"], settings["seed_everything"], settings["model"]))
-    return seen
+        cli = _Bare(_Sets, save_config_callback=None, seed_everything_default=5, args=[*args, "--model.size=7"])
+    settings = yaml.safe_load(cli.parser.dump(cli.config, format="yaml"))["fit"]
+    return seen, cli.model.hparams["size"], settings["seed_everything"], settings["model"]
 
 
 def _with(callback: Callback) -> Any:
@@ -378,7 +358,7 @@ def federation(case: str, engine: str, folder: Path) -> Any:
 
 
 for _case, _engine in (
-    *(("hidden tensors", "trainer"), ("kept optimizers", "fabric"), ("private examples", "fabric")),
+    *(("kept optimizers", "fabric"), ("hidden tensors", "trainer"), ("private examples", "fabric")),
     *(("adafed odds", "stacked"), ("kept optimizers", "trainer")),
 ):
     USES[partial(federation, _case, _engine)] = ...

@@ -65,13 +65,7 @@ def require_same(
     """
     for what, names, own, digests, remedy in (
         ("classes", classes, digest_of_names(classes), [one.digests[0] for one in infos], "Set 'classes' of all to one list."),
-        (
-            "columns",
-            columns,
-            digest_of_names(columns),
-            [one.digests[1] for one in infos],
-            "Give all one list.",
-        ),
+        ("columns", columns, digest_of_names(columns), [one.digests[1] for one in infos], "Give all one list."),
         (
             "schemas (or none)",
             None,

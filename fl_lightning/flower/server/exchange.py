@@ -147,12 +147,7 @@ class Exchange:
         self._requests[client] = Request(order)
         self._dispatch(client)
 
-    def send(
-        self,
-        client: int,
-        orders: Sequence[ClientTask | EvalOrder | Note],
-        earlier: ServerModel | None = None,
-    ) -> None:
+    def send(self, client: int, orders: Sequence[ClientTask | EvalOrder | Note], earlier: ServerModel | None = None) -> None:
         """Send orders with what the site must know first; without orders it does not need the model.
 
         Args:
