@@ -209,21 +209,23 @@ def test_tables_of_clients_that_lack_a_class_meet_under_the_setting():
     assert counts(classes=["a", "b", "c"]) == [[2, 2, 0], [0, 2, 2]]
 
 
-def folders(root: str, **classes: int) -> str:
+def folders(root: str, **classes: int) -> None:
     for name, count in classes.items():
         paint(Path(root) / name, count)
-    return root
 
 
 def test_folders_of_images_may_lack_a_class_that_the_setting_names():
     """They are named as they are written."""
-    train, test = folders("train", **{"01": 2, "1_1": 3}), folders("held", **{"11": 1, "01": 1, "1_1": 1})
-    with pytest.raises(DataError, match=r"has the classes 01, 1_1, but 'held' has 01, .* \('11' is only in one of them\)"):
-        ImageFolderDataModule(train, test).setup("fit")
-    data = ImageFolderDataModule(train, test, classes=["11", "01", "1_1"])
+    folders("images/train", **{"01": 2, "1_1": 3})
+    folders("images/test", **{"11": 1, "01": 1, "1_1": 1})
+    with pytest.raises(
+        DataError, match=r"has the classes 01, 1_1, but 'images/test' has 01, .* \('11' is only in one of them\)"
+    ):
+        ImageFolderDataModule("images").setup("fit")
+    data = ImageFolderDataModule("images", classes=["11", "01", "1_1"])
     data.setup("fit")
     assert names_of(data.train_dataloader(), "classes") == ("11", "01", "1_1")
     assert data.train_dataloader().dataset.tensors[1].bincount().tolist() == [0, 2, 3]
     assert data.val_dataloader().tensors[1].tolist() == [0, 1, 2]
     with pytest.raises(DataError, match=r"the class '1_1', which is not one of 'data.datamodule.classes'"):
-        ImageFolderDataModule(train, classes=["11", "01"]).setup("fit")
+        ImageFolderDataModule("images/train", classes=["11", "01"]).setup("fit")

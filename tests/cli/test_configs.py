@@ -119,15 +119,15 @@ def test_a_path_wins_over_a_name():
 def test_every_way_to_give_a_configuration(reader, monkeypatch, capsys):
     Path("on.yaml").write_text("base: fednova_mnist\ntrainer: {max_epochs: 7}\n")
     for given in (["--config", "on"], ["--config=on"], ["-c", "on.yaml"], ["-con"]):
-        parsed = reader._parser.parse_args(["fit", "--config={trainer: {max_time: '1'}}", *given, "--trainer.min_epochs=2"]).fit
+        parsed = reader.parser.parse_args(["fit", "--config={trainer: {max_time: '1'}}", *given, "--trainer.min_epochs=2"]).fit
         assert parsed.federation.strategy.class_path == "fl_lightning.FedNova"
         assert (parsed.trainer.max_epochs, parsed.trainer.min_epochs, parsed.trainer.max_time) == (7, 2, "1")
         assert parsed.config[1:] == [Path(ADAFED), ROOT / "configs/fednova_mnist.yaml", Path("on.yaml")]
     Path("sections.yaml").write_text("fit: {trainer: {max_epochs: 1}}")
-    parsed = reader._parser.parse_args(["--config=sections.yaml", "fit", "-c", "fedavg_mnist"])
+    parsed = reader.parser.parse_args(["--config=sections.yaml", "fit", "-c", "fedavg_mnist"])
     assert parsed.fit.federation.strategy.class_path == "fl_lightning.FedAvg"
     with pytest.raises(ConfigurationError, match=r"Give '--config on' after the command: fl-lightning fit --config on"):
-        reader._parser.parse_args(["--config", "on", "fit"])
+        reader.parser.parse_args(["--config", "on", "fit"])
 
 
 @pytest.mark.parametrize(
