@@ -1,7 +1,5 @@
 """The program of the README, as it stands there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

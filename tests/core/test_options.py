@@ -1,7 +1,5 @@
 """Nothing but signatures, exports and words for readers knows an option; and options from outside the package."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Asynchronous rounds with sites: updates arrive in any order, and a simulation repeats the run to the bit."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

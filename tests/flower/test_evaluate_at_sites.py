@@ -1,7 +1,5 @@
 """``fl-lightning evaluate``: the matrix of a simulation is that of sites, to the bit, and nothing that a site keeps changes."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Real processes of Flower on loopback: one server and three sites over TLS, with keys. Run with ``-m flower``."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import os

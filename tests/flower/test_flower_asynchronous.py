@@ -1,7 +1,5 @@
 """Real processes of Flower in asynchronous rounds: a site, the SuperLink and the server die. Run with ``-m flower``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What a SuperLink does with orders and replies while lines are cut, on Flower's own state. Run with ``-m flower``."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Real processes of Flower that die, or are stopped, in the middle of a round. Run with ``-m flower``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Real processes of Flower over a line that is slow, breaks, and is behind a proxy. Run with ``-m flower``."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Real processes of Flower whose sites send nothing but masked words. Run with ``-m flower``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Flower's clients and servers free each piece of a model as soon as they have passed it on, without a search for cycles."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import tracemalloc

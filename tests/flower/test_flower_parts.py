@@ -1,7 +1,5 @@
 """The parts of a real federation that need neither Flower nor a network."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace

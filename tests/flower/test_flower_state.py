@@ -1,7 +1,5 @@
 """What stands in for Flower's own code, on Flower's own state. Run with ``-m flower``."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """How orders and replies travel through a SuperLink, and what happens to those that are lost or late."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

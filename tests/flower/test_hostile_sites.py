@@ -1,7 +1,5 @@
 """Sites that send what they should not: each harms only itself, and the server says which one it was."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

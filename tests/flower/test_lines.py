@@ -1,7 +1,5 @@
 """Slow and broken lines without Flower: what is lost is asked for again, and what is wrong is said."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

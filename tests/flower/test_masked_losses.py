@@ -1,7 +1,5 @@
 """Sites that send nothing but masked words: the bits of a run without masks, also if sites and servers die."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sites that send nothing but masked words: the bits of a run without masks, and what a server cannot have."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Sites measure their inputs by sums that only open as totals: the bits without masks, and what a server cannot have."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a server can learn of a site's rows by asking about models: each test is an attempt, or a limit of the policy."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import count

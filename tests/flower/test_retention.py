@@ -1,7 +1,5 @@
 """What a server and a site keep on their disks, and for how long."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """What a server says of rounds that count nothing or train nothing."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A schema over the network: each site reads its own export, and the server refuses another schema before round 0."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

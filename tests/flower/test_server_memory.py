@@ -1,7 +1,5 @@
 """What a server with sites holds in memory, in models: whatever the number of sites, and never a copy more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The privacy budget of a site's data: over all federations, paid before anything leaves."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The commands of sites and their server, up to where they would connect: arguments, keys, certificates and printed files."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

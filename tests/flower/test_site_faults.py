@@ -1,7 +1,5 @@
 """Sites and servers that crash, are away or come back: nothing is trained twice, and the others' bits stay."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which figures leave a site, how many rows are behind them, and what a server reaches with allowed classes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Keys of sites, and the certificates of their server: made, renewed, and the ones that others made."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

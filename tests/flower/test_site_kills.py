@@ -1,7 +1,5 @@
 """A site that is killed anywhere: no number leaves without a line in its account, and its budget holds."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What ``site --check`` says of the data and the policy of a site."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import warnings

@@ -1,7 +1,5 @@
 """What a site's policy lets a server have it do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How often a site takes part and with whom, the log of what has left it, and what its staff type."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """What a site accepts from a server: data, never code. Each test is an attempt."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys

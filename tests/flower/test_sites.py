@@ -1,7 +1,5 @@
 """Sites get the same YAML as a simulation, as values and bytes, and give the same bits."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What server and sites mean by a class, a column, a part and a number is the same, or is refused or said."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

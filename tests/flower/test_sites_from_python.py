@@ -1,7 +1,5 @@
 """A user's script fits with sites: the bits of the command line, and what sites cannot build."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What hospitals tell of their inputs before a fit: sums, none of which is about few patients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

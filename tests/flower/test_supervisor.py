@@ -1,7 +1,5 @@
 """The processes of a site: they are started again, end with their parent, and say why they ended."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import sys

@@ -1,7 +1,5 @@
 """How much of models a SuperLink has in memory at a time, whatever the number of sites."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import tracemalloc

@@ -1,7 +1,5 @@
 """Held-out sites over the network: the bits of the simulation, no training order, and their own numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

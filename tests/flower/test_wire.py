@@ -1,7 +1,5 @@
 """Messages as bytes and back: the same values, the same bits, and nothing that is executed."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

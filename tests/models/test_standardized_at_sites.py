@@ -1,7 +1,5 @@
 """Sites tell the sums of their inputs only as their policy says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A checkpoint is whole, or refused by name, and does nothing when it is read but give back what was saved."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import dataclasses

@@ -1,7 +1,5 @@
 """Clients that fail, are slow, or come and go: what the round does without them, and what it says."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import math

@@ -1,7 +1,5 @@
 """Data that come as loaders or from another package, and several validation sets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

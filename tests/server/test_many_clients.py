@@ -1,7 +1,5 @@
 """A round costs the same with many clients as with few: it handles its cohort, and neither lists nor shuffles all clients."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Frozen tensors that training changes: targets that follow the network, as in BYOL and MoCo."""
 
-from __future__ import annotations
-
 import copy
 from fractions import Fraction
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A federation of one client is plain Lightning training over all epochs of all rounds."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tools of the Trainer that act on steps."""
 
-from __future__ import annotations
-
 import copy
 import re
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What only separate processes can show: how runs and ranks end, and go on. tests/test_matrix.py compares what they compute."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Buffers that validation changes on each rank by itself: the first rank's count, with a warning; nothing else is sent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A resumed run: what it finds again, what it compares, what it may change, and schedules that end."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

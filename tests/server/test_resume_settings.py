@@ -1,7 +1,5 @@
 """A resumed run has the settings of its checkpoint, or says what differs before a round is trained."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The round against a loop written by hand, in plain torch, from the formulas."""
 
-from __future__ import annotations
-
 import weakref
 
 import lightning as L

@@ -1,7 +1,5 @@
 """What measuring clients' models on the server's set may cost: fewer rounds, fewer examples, other batches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

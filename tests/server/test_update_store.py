@@ -1,7 +1,5 @@
 """A round's models on disk: the same result as in memory, for models that arrive one by one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from federations import Plain, federate, same_bits, weights

@@ -1,7 +1,5 @@
 """A small run table whose every mean can be worked by hand."""
 
-from __future__ import annotations
-
 from itertools import product
 
 from fl_lightning.studies import ReportOptions, Row, RunTable
