@@ -141,7 +141,7 @@ def test_a_case_trains(case: str, plain: Plain) -> None:
     run = plain(case)
     models = [one["model"] for one in run.rounds.values()]
     assert len(set(models)) == len(models) == ways.ROUNDS
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.tensors.values())
+    assert all(bool(torch.isfinite(tensor.float()).all()) for tensor in run.tensors.values())  # float8 lacks it
 
 
 def in_this_process() -> list[Any]:

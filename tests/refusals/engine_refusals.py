@@ -200,7 +200,9 @@ MODULES: dict[str, Any] = {
     "do not support alpha dropout": stepping(lambda self, x, y, _: LOSS(self(F.alpha_dropout(x, 0.5, training=True)), y)),
     "do not support AlphaDropout": adding(lambda: nn.AlphaDropout(0.1)),
     "setting 'tensor.data'": stepping(setting_data),
-    "saved tensor hooks": stepping(lambda self, x, y, _: LOSS(checkpoint(self.net, x, use_reentrant=False), y)),
+    "Cannot stack the training_step of Variant ... Set 'federation.local.engine'": stepping(
+        lambda self, x, y, _: LOSS(checkpoint(self.net, x, use_reentrant=False), y)
+    ),
     "changes its batch in place": stepping(lambda self, x, y, _: LOSS(self(x.mul_(2)), y)),
     "changes 'net.0.weight' in place": stepping(shrinking),
     "'stacked_hooks' of Variant names 'on_after_backward', which": hooked(lambda self: None, "on_after_backward"),

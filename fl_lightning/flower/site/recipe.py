@@ -15,7 +15,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from importlib import import_module
@@ -158,7 +158,7 @@ class Recipe:
             inner = [one for one in typing.get_args(several) if one is not Ellipsis] or [Any]
             items = [self.build(one, inner[min(k, len(inner) - 1)], f"{where}[{k}]") for k, one in enumerate(value)]
             return tuple(items) if typing.get_origin(several) is tuple else items
-        fits = any(value in typing.get_args(one) or (isinstance(one, type) and isinstance(value, one)) for one in kinds)
+        fits = any(value in typing.get_args(one) for one in kinds) or isinstance(value, _classes(kinds))
         if value is not None and not fits and any(_CALLABLE in (kind, typing.get_origin(kind)) for kind in kinds):
             raise RefusedError(f"'{where}' needs a class with 'class_path', but is {str(value)[:60]!r}. Functions are refused.")
         return float(value) if type(value) is int and float in kinds and int not in kinds else value
@@ -171,9 +171,9 @@ class Recipe:
         found = getattr(import_module(module), name)
         if not isinstance(found, type):
             raise RefusedError(f"'{where}' is '{path}', which is not a class.")
-        wanted = tuple(kind for kind in kinds if isinstance(kind, type))
+        wanted = _classes(kinds)
         made = [typing.get_args(kind)[-1] for kind in kinds if typing.get_origin(kind) is _CALLABLE]
-        creates = tuple(kind for one in made for kind in _alternatives(one) if isinstance(kind, type))
+        creates = _classes(kind for one in made for kind in _alternatives(one))
         if not issubclass(found, wanted) and issubclass(found, creates):
             return partial(found, **self._arguments(found, arguments, where))
         if not issubclass(found, wanted) and (wanted or creates):
@@ -198,6 +198,11 @@ def _alternatives(hint: Any) -> list[Any]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [kind for member in typing.get_args(hint) for kind in _alternatives(member)]
     return [] if hint is Any else [hint]
+
+
+def _classes(kinds: Iterable[Any]) -> tuple[type, ...]:
+    """Return the classes among types; in Python 3.10, ``list[int]`` passes for one."""
+    return tuple(kind for kind in kinds if isinstance(kind, type) and typing.get_origin(kind) is None)
 
 
 def _hints(kind: Any) -> dict[str, Any]:
