@@ -32,7 +32,6 @@ class Transport(Protocol):
 
     def absent(self) -> Mapping[int, str]:
         """Return the clients that cannot be reached now, each with the cause in words."""
-        ...
 
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
         """Send a request, of which the transport keeps nothing.
@@ -43,16 +42,12 @@ class Transport(Protocol):
             round_idx: the round, for logs.
             seconds: the time limit of the answer; None for no limit.
         """
-        ...
 
     def answers(self) -> Iterator[Answer]:
         """Yield answers until no request is under way, including those to requests sent in the meantime."""
-        ...
 
     def forget(self) -> None:
         """Ignore the answers to requests that are under way."""
-        ...
 
     def close(self, completed: bool) -> None:
         """End the connection; sites stop working on it."""
-        ...

@@ -26,7 +26,6 @@ class Identity(Protocol):
 
     def sign(self, what: str, content: bytes) -> bytes:
         """Return the signature of a content."""
-        ...
 
     def check(self, name: str, what: str, content: bytes, signature: bytes) -> None:
         """Refuse a wrong signature, or that of an unknown peer.
@@ -34,7 +33,6 @@ class Identity(Protocol):
         Raises:
             ProtocolError: naming the peer.
         """
-        ...
 
 
 @dataclass(frozen=True)
