@@ -47,6 +47,8 @@ def _run(arguments: list[str]) -> None:
         print(f"fl-lightning {fl_lightning.__version__}")
         return
     if command and command not in COMMANDS and not command.startswith("-"):
+        if command == "dashboard":
+            _refuse("'dashboard' is gone. In W&B, group a project's runs by config.federation.strategy.class_path.")
         _refuse(f"There is no command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
     if command != "init":  # which finds out whether another package has the name of the new one
         _see_this_folder()

@@ -21,7 +21,6 @@ COMMANDS = {
     "compare": (_STUDIES, "Run algorithms x data x seeds, and write the table, tests and figures."),
     "report": (_STUDIES, "Write the report of a run or a study again, from its logs or its table."),
     "init": ("fl_lightning.starter", "Write a small project that runs, as a starting point for your own."),
-    "dashboard": ("fl_lightning.cli.commands.dashboard", "Make a W&B workspace for the runs of a project."),
     "serve": (_SERVE, "Serve a federation over a network: sites connect here."),
     "register": (_SERVE, "Register a site with the server by its public key."),
     "sites": (_SERVE, "List the registered sites, or revoke one."),

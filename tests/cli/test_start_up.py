@@ -34,7 +34,6 @@ WITHOUT_TORCH = {
     "fit --help": "usage: fl-lightning",
     "partition -h": "usage: fl-lightning",
     "init --help": "usage: fl-lightning init",
-    "dashboard --help": "usage: fl-lightning dashboard",
     "configs": "  fednova_mnist ",
     "algorithms": "FedBN ",
 }
@@ -59,7 +58,7 @@ def test_the_package_servers_and_sites_do_not_import_torch(imported):
 
 
 def test_help_lists_the_subcommands_that_there_are():
-    own = {"init", "dashboard", "configs", "algorithms", "export", "schema", "serve", "register", "sites", "site"}
+    own = {"init", "configs", "algorithms", "export", "schema", "serve", "register", "sites", "site"}
     assert set(command.COMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, *own}
 
 

@@ -32,8 +32,7 @@ configs copy data/iid no/folder.yaml => 1 => Cannot write 'no/folder.yaml'
 configs sho => 2 => 'configs' has no action 'sho' with 0 arguments. Did you mean show?
 configs fednova => 2 => Did you mean show fednova_mnist
 configs show => 2 => 'configs' has no action 'show' with 0 arguments. usage: fl-lightning configs
-dashboard --colour red => 2 => unrecognized arguments: --colour
-dashboard => 2 => fl-lightning dashboard: error: no user or team given. Set --entity, or --out FILE to write only ... --help.
+dashboard => 2 => 'dashboard' is gone. In W&B, group a project's runs by config.federation.strategy.class_path
 init => 2 => fl-lightning init: error: the following arguments are required: folder. All settings: fl-lightning init --help.
 init one two => 2 => error
 init mine => 1 => fl-lightning init: error: ... is not empty. Choose a new or empty folder.

@@ -32,7 +32,6 @@ from fl_lightning.compat import lightning as of_lightning
 from fl_lightning.compat import opacus as of_opacus
 from fl_lightning.compat import signals
 from fl_lightning.compat import torch as of_torch
-from fl_lightning.compat import wandb as of_wandb
 
 REMAINING: set[str] = set()
 """Private names that are still used outside of ``compat``: take out what is gone, add nothing."""
@@ -134,13 +133,6 @@ def test_what_opacus_leaves():
     of_opacus.forget_samples(layer, [layer])
     assert not any(vars(parameter) for parameter in layer.parameters())
     assert vars(layer).keys() == vars(nn.Linear(2, 1)).keys()
-
-
-def test_the_specification_of_a_workspace():
-    workspaces = pytest.importorskip("wandb_workspaces.workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
-    made = workspaces.Workspace(entity="me", project="mine", sections=[workspaces.Section(name="Found again", panels=[])])
-    sections = of_wandb.workspace_specification(made)["spec"]["section"]["panelBankConfig"]["sections"]
-    assert "Found again" in [section["name"] for section in sections]
 
 
 def test_outside_of_autocast():

@@ -12,7 +12,7 @@ import importlib.metadata
 from importlib.machinery import PathFinder
 
 EXTRAS = set("cryptography dp_accounting flwr flwr_datasets h5py matplotlib mlxtend onnx onnxruntime onnxscript opacus optuna "
-             "optuna_integration pandas pyarrow scipy sklearn tabulate wandb_workspaces".split())
+             "optuna_integration pandas pyarrow scipy sklearn tabulate".split())
 
 
 def find_spec(cls, name, path=None, target=None, of=PathFinder.find_spec):

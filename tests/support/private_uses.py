@@ -167,12 +167,6 @@ def latest_value(_: Path) -> Any:
 
 
 @use()
-def dashboard(_: Path) -> Any:
-    model = types.SimpleNamespace(model_dump_json=lambda **_: "{}")
-    return of_wandb.workspace_specification(types.SimpleNamespace(_to_model=lambda: model))
-
-
-@use()
 def names_of_modules(_: Path) -> Any:
     return dict(python.modules_today())
 
