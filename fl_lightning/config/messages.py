@@ -142,8 +142,10 @@ def _of_class(wrong: re.Match[str], bases: list[Any]) -> str:
 
 
 def located(path: str) -> Any:
-    """Return what a name of fl_lightning, or a dotted path, stands for; None if there is none."""
-    return getattr(fl_lightning, path) if path in fl_lightning.__all__ else locate(path) if "." in path else None
+    """Return what a name of fl_lightning, or a dotted path, also within it, stands for; None if there is none."""
+    if path in fl_lightning.__all__:
+        return getattr(fl_lightning, path)
+    return (locate(path) or locate(f"fl_lightning.{path}")) if "." in path else None
 
 
 def _instead(name: str, options: Iterable[str]) -> str:

@@ -157,7 +157,7 @@ def test_a_wrong_name_or_value_is_told_as_it_is_parsed(typed, words, wrong, read
     Path("own.yaml").write_text(f"{typed}\n")
     given = ["adafed_mnist", *typed.split()] if typed.startswith("--") else ["own.yaml"]
     with pytest.raises(SystemExit) as end:
-        reader._parser.parse_args(["fit", "--config", *given])
+        reader.parser.parse_args(["fit", "--config", *given])
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert holds(line, words), line

@@ -244,6 +244,7 @@ SITE_FILE = [
     data(EMBEDDED + "schema: server\n", "'schema' is now one of the datamodule: set it there to a copy of the server's file."),
     data(EMBEDDED + "client_tests: 0.2\n", "Option 'client_tests' is not accepted. Did you mean client_test?"),
     data(EMBEDDED + "client_test: many\n", "'client_test' must be a finite number, but is 'many'."),
+    data(EMBEDDED + "policy: {update: {noise: {leas: 2}}}\n", "Option 'leas' is not accepted. Did you mean least?"),
     data("datamodule: {path: own.csv}\n", HAS_NO_CLASS.format("datamodule")),
     data(EMBEDDED + "seed: 1\nseed: 2\n", "'seed' occurs twice, first in line "),
     data(EMBEDDED + "seed: 010\n", "YAML reads 010 as the number 8. Put quotes around it, or write the number"),
