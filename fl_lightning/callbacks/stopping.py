@@ -7,6 +7,7 @@ that to any other checkpoint from then on. A round is repeated instead: finished
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def tell_how_to_resume(trainer: Trainer, error: BaseException) -> None:
     else:
         path = max(kept, key=lambda kept: kept.stat().st_mtime)
         said = (
-            f"the finished rounds are in '{path}'. Resume with --ckpt_path last, or in Python with "
+            f"the finished rounds are in '{path}'. Resume with --ckpt_path {shlex.quote(str(path))}, or in Python with "
             f"fit(..., ckpt_path='{path}')."
         )
     print(f"Stopped by Ctrl+C: {said}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from fl_lightning.config.files import find, read
 from fl_lightning.config.messages import explain, refuse_null
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.studies import require_packages
-from fl_lightning.studies.panels import ReportOptions
+from fl_lightning.studies.panels import REPORT, ReportOptions
 from fl_lightning.studies.run_page import write_run_page
 
 COMMANDS = ("compare", "report")
@@ -100,7 +100,8 @@ def _run(command: str, *options: str) -> bool:
         if not (folder / "table.csv").exists():
             print(f"Report: {write_run_page(folder)}")
             return False
-        options = (f"--folder={folder}", f"--name={folder.name}", *options[1:])
+        kept = [f"--config={folder / REPORT}"] if (folder / REPORT).exists() else []
+        options = (*kept, f"--folder={folder}", f"--name={folder.name}", *options[1:])
     require_packages()
     settings = _settings(_parser(command), options)
     if command == "report":

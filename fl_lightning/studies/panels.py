@@ -206,6 +206,10 @@ def together(panels: Sequence[Panel]) -> Panel:
     return replace(panels[0], title="", parts=panels, **merged)
 
 
+REPORT = "report.yaml"
+"""The file beside a study's report with the options that it was written with."""
+
+
 @checks_types
 @dataclass(frozen=True)
 class ReportOptions:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from fl_lightning.studies.collection import LOGS, read_run
 from fl_lightning.studies.execution import Job, run_all
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
 from fl_lightning.studies.leave_one_out import EVERY, measured, site_axis
-from fl_lightning.studies.panels import ReportOptions
+from fl_lightning.studies.panels import REPORT, ReportOptions
 from fl_lightning.studies.report import ON_TEST_SET, print_files, require_logged, write_report
 from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.set_up import code_of, facts, named_settings, on_test_set, set_up
@@ -245,7 +245,9 @@ class Study(ChecksTypes):
     def write_report(self, table: RunTable, folder: Path) -> None:
         """Write the tables and figures of a table of this study, and print where they are."""
         baseline = self.report.baseline or (self.axes[0].choices[0].name if self.axes else None)
-        print_files(write_report(table, replace(self.report, baseline=baseline), folder, self.name))
+        options = replace(self.report, baseline=baseline)
+        (folder / REPORT).write_text(yaml.safe_dump({"report": asdict(options)}), encoding="utf-8")
+        print_files(write_report(table, options, folder, self.name))
 
     def _write_sweep(self) -> Path:
         """Write ``sweep.yaml``, the same study as a W&B grid over the runs' configurations in the folder ``sweep``."""

@@ -192,7 +192,7 @@ def test_ctrl_c_ends_with_one_line_how_to_resume(round_idx, engine, fl):
     if round_idx == 0:
         assert last == "Stopped by Ctrl+C: no checkpoint was saved. Run it again from the start."
     else:
-        assert last.startswith(f"Stopped by Ctrl+C: the finished rounds are in '{path}'. Resume with --ckpt_path last, ")
+        assert last.startswith(f"Stopped by Ctrl+C: the finished rounds are in '{path}'. Resume with --ckpt_path {path}, ")
         status, text = small(fl, flag, "--ckpt_path=last", rounds=2)
         assert status == 0, text
         assert torch.load(path, weights_only=True)["epoch"] == 1

@@ -1,10 +1,12 @@
 """``fl-lightning init``: a project that runs as it is."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 from command_line import ROOT
 from launching import launch
 
@@ -39,6 +41,21 @@ def test_the_project_runs(tmp_path, capsys, monkeypatch):
     assert (project / "runs" / "first" / "checkpoints" / "best.ckpt").exists()
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert "1 passed" in launch(["-m", "pytest", "-p", "no:cacheprovider"], 120, project)
+
+
+@pytest.mark.slow
+def test_a_lightning_cli_of_ones_own_is_federated_as_the_page_says(tmp_path):
+    """And resumed. Its other blocks are run as the page's."""
+    page = (ROOT / "docs/your_module.md").read_text()
+    module, *_, cli = re.findall(r"^```python\n(.*?)^```", page[: page.index("cli.yaml")], re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_script.py").write_text(module + cli)
+    (tmp_path / "cli.yaml").write_text(re.findall(r"^```yaml\n(# cli\.yaml.*?)^```", page, re.MULTILINE | re.DOTALL)[0])
+    fit = ["my_script.py", "fit", "--config", "cli.yaml"]
+    launch(fit, 120, tmp_path)
+    assert {path.name for path in tmp_path.rglob("*.csv")} >= {"partition.csv", "clients.csv"}
+    launch([*fit, "--ckpt_path", "last", "--trainer.max_epochs", "4"], 120, tmp_path)
+    saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["epoch"] == 3
 
 
 @pytest.mark.parametrize(("name", "package"), [("my-project", "my_project"), ("a.b c", "a_b_c"), ("Zug", "Zug")])

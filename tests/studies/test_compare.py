@@ -305,7 +305,7 @@ def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best
     folder = Path("runs/studies/own-strategy")
     (folder / "sweep").mkdir(parents=True)
     (folder / "sweep/earlier.yaml").write_text("")
-    status, text = compare("--base", "own.yaml", "--over.strategy", "FedAvg,FedMedian", "--seeds", "5,")
+    status, text = compare("--base", "own.yaml", "--over.strategy", "FedAvg,FedMedian", "--seeds", "5,", "--report.title=Mine")
     assert status == 0, text
     settings = yaml.safe_load((folder / "runs/strategy=FedAvg,seed=5/settings.yaml").read_text())
     assert settings["data"]["clients"]["hospital_b"]["init_args"]["seed"] == 1
@@ -318,9 +318,13 @@ def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best
     assert yaml.safe_load((folder / "sweep/strategy=FedAvg,seed=5.yaml").read_text())["seed_everything"] == 5
     written = (folder / "report.md").read_text()
     with pytest.raises(SystemExit) as end:
-        main(["report", "--name=own-strategy", "--out=again"])
+        main(["report", "--name=own-strategy", "--out=again", "--report.title=Mine"])
     assert end.value.code == 0
     assert Path("again/report.md").read_text() == written
+    (folder / "report.md").unlink()
+    with pytest.raises(SystemExit):
+        main(["report", str(folder)])  # as its study says
+    assert (folder / "report.md").read_text() == written
     assert "is `val_loss`" in written
 
 
