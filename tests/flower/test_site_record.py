@@ -78,8 +78,11 @@ def test_a_further_federation_needs_the_staffs_agreement():
     assert "This site's 'policy.federations' is 1, and it has taken part in 1." in said
     assert f"it runs: fl-lightning site approve --name north {OTHER} {digest_of(settings)}" in said
     approve(STATE, OTHER, settings)
-    assert not told(ask(site, "prepare", federation=OTHER))
-    assert told(ask(site, "prepare", federation="c" * 32))
+    fewer = contract(local={"max_steps": 3})
+    assert "has taken part in 1" in told(ask(site, "prepare", federation="e" * 32, contract=fewer))
+    for federation, agreed in (("e" * 32, True), (OTHER, False), ("c" * 32, False), ("e" * 32, True)):
+        said = told(ask(site, "prepare", federation=federation))  # each fit anew has an id of its own; one of them was agreed to
+        assert bool(said) != agreed, federation
     assert not told(ask(north(), "prepare", federation="c" * 32))
     assert told(ask(north(federations=0), "prepare", federation="d" * 32))
 

@@ -172,7 +172,7 @@ class SiteRecord:
             why = "The settings of this federation have changed since this site agreed to them"
         elif limit != "any" and len(self._known) >= limit:
             why = f"This site's 'policy.federations' is {limit}, and it has taken part in {len(self._known)}"
-        if why and settings != _values(self._folder / _APPROVED).get(federation):
+        if why and not self._is_approved(federation, settings):
             self._keep_asked(federation, settings)
             asks = f"The server asks to {covers(contract)}. If the site's staff agrees, it runs: {self._command}"
             raise RefusedError(f"{why}. {asks} {federation} {digest_of(settings)}")
@@ -181,6 +181,21 @@ class SiteRecord:
         kept["settings" if contract["trains"] else "evaluation"] = settings
         self._known[federation] = {"since": _now(), "turns": 0, **counts, **kept}
         self._write()
+
+    def _is_approved(self, federation: str, settings: str) -> bool:
+        """Return whether the staff agreed to this federation, or to one with these settings whose fit was refused.
+
+        A fit that is started again has a new id: one agreement is for one federation, whichever begins first.
+        """
+        approved = _values(self._folder / _APPROVED)
+        if approved.get(federation) == settings:
+            return True
+        unused = [one for one, text in approved.items() if text == settings and one not in self._known]
+        if federation in self._known or not unused:
+            return False
+        del approved[unused[0]]
+        write_whole(self._folder / _APPROVED, json.dumps({**approved, federation: settings}).encode())
+        return True
 
     def _keep_asked(self, federation: str, settings: str) -> None:
         """Keep settings for the staff to read: those of the last federations, so that no server can fill the disk."""
