@@ -7,6 +7,7 @@ import difflib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,24 +162,27 @@ def _audit(parsed: argparse.Namespace) -> None:
     for number, entry in enumerate(entries, 1):
         if entry.get("kind") == CUT:
             print(f"Line {number} was cut off, by a kill or a full disk: which message it was is not known.")
-    if parsed.witness:
-        print(_witnessed(log, Path(parsed.witness)))
+    lacks = bool(parsed.witness) and _lacks(log, Path(parsed.witness))
+    if broken or lacks:
+        sys.exit(1)
 
 
-def _witnessed(log: Path, path: Path) -> str:
-    """Say whether the log has every line whose digest the server has kept."""
+def _lacks(log: Path, path: Path) -> bool:
+    """Say and return whether the log lacks a line whose digest the server has kept."""
     try:
         told = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"Cannot read '{path}' ({type(error).__name__}). Ask the server's staff for it.") from error
     here = set(digests(log.read_bytes()))
     missing = [number for number, digest in enumerate(told, 1) if digest not in here]
-    if not missing:
-        return f"The log has all {len(told)} lines of which the server has kept the digest."
-    return (
-        f"The log LACKS {len(missing)} of {len(told)} lines of which the server has kept the digest, first that of line "
-        f"{missing[0]} of '{path}': it was changed or written anew."
-    )
+    if missing:
+        print(
+            f"The log LACKS {len(missing)} of {len(told)} lines of which the server has kept the digest, first that of line "
+            f"{missing[0]} of '{path}': it was changed or written anew."
+        )
+    else:
+        print(f"The log has all {len(told)} lines of which the server has kept the digest.")
+    return bool(missing)
 
 
 def _lines(entry: dict[str, Any]) -> Iterator[str]:
