@@ -16,7 +16,7 @@ from fl_lightning.types import ClientFailure, ClientUpdate
 
 _SIZES = "examples"
 """The fact that is told exact or rounded."""
-_NO_SUMS = "exact sums do not leave this site ('policy.digits', 'policy.tells')"
+_NO_SUMS = "exact sums do not leave this site ('policy.tells' without 'examples', or 'policy.digits')"
 _ALWAYS = ""
 """The fact of what leaves with every message of its kind."""
 
