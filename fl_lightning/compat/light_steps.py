@@ -38,7 +38,8 @@ def backward_lightly(loss: Tensor) -> None:
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether hooks are registered on an optimizer; torch can register them, but not list them."""
-    return any(name.require(_STEP, optimizer) for name in _STEP_HOOKS)
+    before, after = _STEP_HOOKS
+    return bool(before.require(_STEP, optimizer) or after.require(_STEP, optimizer))
 
 
 def step_lightly(optimizer: Optimizer) -> None:
@@ -87,8 +88,9 @@ def step_lightly(optimizer: Optimizer) -> None:
 
 def _is_watched(optimizer: Optimizer) -> bool:
     """Return whether anything listens to an optimizer's steps."""
-    everywhere = any(name.require(_STEP) for name in _ALL_HOOKS)
-    return bool(_PROFILES.require(_STEP, profiler) or has_step_hooks(optimizer) or everywhere)
+    before, after = _ALL_HOOKS
+    everywhere = before.require(_STEP) or after.require(_STEP)
+    return bool(everywhere or _PROFILES.require(_STEP, profiler) or has_step_hooks(optimizer))
 
 
 _settings_of = itemgetter("momentum", "weight_decay", "maximize", "differentiable", "foreach", "fused")

@@ -105,8 +105,10 @@ class Private:
         Raises:
             VersionError: if nothing has it.
         """
-        found = self.look_up(owner)
-        return self.refuse(feature) if found is MISSING else found
+        try:  # as in 'get': in each step
+            return self.read(_imported(self.owner) if owner is MISSING else owner)
+        except (ImportError, AttributeError):
+            self.refuse(feature)
 
     def refuse(self, feature: str) -> NoReturn:
         """Refuse a feature that cannot do without the name.

@@ -47,10 +47,10 @@ def test_the_project_runs(tmp_path, capsys, monkeypatch):
 def test_a_lightning_cli_of_ones_own_is_federated_as_the_page_says(tmp_path):
     """And resumed. Its other blocks are run as the page's."""
     page = (ROOT / "docs/your_module.md").read_text()
-    module, *_, cli = re.findall(r"^```python\n(.*?)^```", page[: page.index("cli.yaml")], re.MULTILINE | re.DOTALL)
+    module, *_, cli = re.findall(r"^```python\n(.*?)^```", page[: page.index("config.yaml")], re.MULTILINE | re.DOTALL)
     (tmp_path / "my_script.py").write_text(module + cli)
-    (tmp_path / "cli.yaml").write_text(re.findall(r"^```yaml\n(# cli\.yaml.*?)^```", page, re.MULTILINE | re.DOTALL)[0])
-    fit = ["my_script.py", "fit", "--config", "cli.yaml"]
+    (tmp_path / "config.yaml").write_text(re.findall(r"^```yaml\n(# config\.yaml.*?)^```", page, re.MULTILINE | re.DOTALL)[0])
+    fit = ["my_script.py", "fit", "--config", "config.yaml"]
     launch(fit, 120, tmp_path)
     assert {path.name for path in tmp_path.rglob("*.csv")} >= {"partition.csv", "clients.csv"}
     launch([*fit, "--ckpt_path", "last", "--trainer.max_epochs", "4"], 120, tmp_path)
