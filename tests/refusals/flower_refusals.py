@@ -126,7 +126,7 @@ REFUSALS = [
     Refusal(at_sites(route={"class_path": "Mediators", "init_args": {"clients_per_mediator": 2}}), "label counts"),
     Refusal(at_sites(strategy="FedLoss"), "needs a validation part at each site"),
     Refusal(at_sites(personal=[{"names": "layers.4.*", "start": "mean"}]), "but the server of a real federation never has"),
-    Refusal(setting("model", "init_args", "num_classes", value=2), "Site north (client 0): ... Raise the model's 'num_classes'"),
+    Refusal(setting("model", "init_args", "num_classes", value=2), "north (client 0): ... Raise the model's 'num_classes'"),
     Refusal(simulating("partitioner"), "'data.partitioner' must be set, unless clients have data of their own"),
     Refusal(simulating("datamodule", "init_args", "path"), "'data.datamodule.path' is null, so there are no rows to train on."),
     Refusal(setting("data", "datamodule", "init_args", "standardize", value=True), "'data.datamodule.standardize' is true,"),
