@@ -18,7 +18,7 @@ class RobustLoss(AdaptiveLoss):
     """Compute the mean of ``rho(outputs - target, shape, scale)``: L2 for small residuals; the shape limits large ones.
 
     Shape 2 is L2, 1 Charbonnier (a smooth L1), 0 Cauchy, -2 Geman-McClure, -inf Welsch; see
-    :func:`~fl_lightning.losses.robust.robust_loss`. With ``adaptive``, after each round the server sets the shape under which
+    ``robust_loss`` of this module. With ``adaptive``, after each round the server sets the shape under which
     all its own residuals together are most likely (eq. 16-18). If a few of them are large, the clients' outliers count less
     in the next round. The gradient near 0 is ``x / scale^2``, so a different scale needs a different learning rate.
 
@@ -89,7 +89,7 @@ class RobustLoss(AdaptiveLoss):
 
 
 class ResidualCounts(Metric):
-    """Count residuals by their absolute value; see :func:`~fl_lightning.functional.residual_counts`."""
+    """Count residuals by their absolute value."""
 
     full_state_update = False
     counts: Tensor

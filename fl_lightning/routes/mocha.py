@@ -18,7 +18,7 @@ class Mocha(Route):
     MOCHA minimises ``sum_k n_k / n * F_k(w_k) + 1/2 tr(W^T M W)`` over the clients' models W and relationships S in turn;
     n is the mean of the n_k, and ``M = strength * S^-1 + l2 * I`` (eq. 1 of the paper, with Zhang and Yeung's regularizer). A
     round solves for W side by side: client k trains on its own loss plus a pull, a bound given by
-    :func:`~fl_lightning.routes.mocha.pulls`. Better local training converges faster, but partial work
+    ``pulls`` of this module. Better local training converges faster, but partial work
     helps too, and absent clients keep their models. Every ``update_every`` rounds the server sets S in closed form.
 
     A client that has not trained yet counts with the server's model, the mean of all; in the paper its weights are 0. The paper
