@@ -109,6 +109,7 @@ def test_loggers_have_a_row_for_every_round_and_the_servers_rate(tmp_path):
     rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     for name in ("val_acc", "train_loss", "client_weight/0", "client_score/2", "client_train_acc/1", "federation/bytes_up"):
         assert [float(row["round"]) for row in rows if row[name]] == [0, 1, 2], name
+    assert all([row["step"] for row in rows if row[name]] == ["0", "1", "2"] for name in ("val_acc", "client_weight/0"))
     logged = {name: [float(row[name]) for row in rows if row.get(name)] for name in rows[0]}
     assert logged["client_examples/1"] == [20, 20, 20]
     assert logged["lr-SGD"] == [0.5, 0.5, 0.5]
