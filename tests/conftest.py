@@ -93,24 +93,36 @@ def _disabled_wandb(_no_wandb, monkeypatch):
 
 
 @pytest.fixture
-def fl(monkeypatch, capsys, _no_wandb):
-    """Type a command; returns the exit status and what was printed."""
-    import wandb
+def typed(monkeypatch, capsys):
+    """Type any command; returns the exit status and what was printed."""
+    from fl_lightning.cli import command
 
-    from fl_lightning.cli.federation_cli import main
-
-    def type_(*args: str) -> tuple[int, str]:
+    def type_(*args: str, main=command.main) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["fl-lightning", *args])
         status = 0
         try:
             main()
         except SystemExit as exit_:
             status = int(exit_.code or 0)
+        return status, "".join(capsys.readouterr())
+
+    return type_
+
+
+@pytest.fixture
+def fl(typed, capsys, _no_wandb):
+    """Type a command of Lightning's command line; a fit writes no page."""
+    import wandb
+
+    from fl_lightning.cli.federation_cli import main
+
+    def type_(*args: str) -> tuple[int, str]:
+        try:
+            status, text = typed(*args, main=main)
         finally:
             wandb.finish()  # as the end of the process would
             wandb.teardown()
-        captured = capsys.readouterr()
-        return status, captured.out + captured.err
+        return status, text + "".join(capsys.readouterr())
 
     return type_
 

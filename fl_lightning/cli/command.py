@@ -53,10 +53,7 @@ def _run(arguments: list[str]) -> None:
     if command != "init":  # which finds out whether another package has the name of the new one
         _see_this_folder()
     if command in PAGES and rest[:1] in (["--help"], ["-h"]) and len(rest) < 3:
-        try:
-            print(class_help(rest[1]) if rest[1:] else first_page(command), end="")
-        except FederationError as error:
-            _refuse(str(error))
+        print(class_help(rest[1]) if rest[1:] else first_page(command), end="")
         return
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large tensors in huge pages: torch reads it at its first tensor
     module, _ = COMMANDS.get(command, ("", ""))

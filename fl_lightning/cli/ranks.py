@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -58,12 +58,7 @@ def choose_ranks(settings: Any, data: FederatedDataModule, nodes: int = 1, typed
     if "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:  # Lightning or torchrun
         count = os.environ.get("LOCAL_WORLD_SIZE") or int(os.environ["WORLD_SIZE"]) // nodes
         return int(count), "as many as were started"
-    reasons = {
-        "SLURM starts the others": SLURMEnvironment.detect(),
-        f"on each of {nodes} machines": nodes > 1,
-        "the command was called from Python, which starts no others": not typed,
-    }
-    if why := _first(reasons) or _why_one(settings):
+    if why := _why_one(settings, nodes, typed):
         return 1, why
     try:
         with isolate_rng(), warnings.catch_warnings():
@@ -95,20 +90,19 @@ class IdleCores(Callback):
             print(f"Trains on 1 rank, but there are {cores()} cores: '--trainer.devices auto' uses {ranks} ranks.")
 
 
-def _first(reasons: Mapping[str, bool]) -> str:
-    return next((why for why, holds in reasons.items() if holds), "")
-
-
-def _why_one(settings: Any) -> str:
+def _why_one(settings: Any, nodes: int = 1, typed: bool = True) -> str:
     """Return why a fit must use one rank; an empty string if more would help."""
     reasons = {
+        "SLURM starts the others": SLURMEnvironment.detect(),
+        f"on each of {nodes} machines": nodes > 1,
+        "the command was called from Python, which starts no others": not typed,
         "'federation.enabled' is false, and more ranks would train on other batches": not settings.enabled,
         "'federation.pool' trains the clients elsewhere": settings.pool is not None,
         f"with the engine '{settings.local.engine}' last bits depend on the number of ranks, so set it in 'trainer.devices'": (
             settings.local.side_by_side
         ),
     }
-    return _first(reasons)
+    return next((why for why, holds in reasons.items() if holds), "")
 
 
 def _most(settings: Any, data: FederatedDataModule) -> tuple[int, str]:

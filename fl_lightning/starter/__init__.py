@@ -6,11 +6,10 @@ import importlib.util
 import keyword
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.utilities.argument_parser import ArgumentParser
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -66,10 +65,13 @@ def package_name(name: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command; an error ends in one message and exit status 1.
+    """Run the command.
 
     Args:
         arguments: the arguments after ``init``.
+
+    Raises:
+        ConfigurationError: if the project cannot be written.
     """
     parser = ArgumentParser(
         prog="fl-lightning init",
@@ -77,11 +79,6 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("folder", type=Path, help="a new or empty folder; its name becomes the package's")
     folder: Path = parser.parse_args(arguments).folder
-    try:
-        files = create_project(folder)
-    except FederationError as error:
-        print(f"fl-lightning init: error: {error}", file=sys.stderr)
-        sys.exit(1)
-    for path in files:
+    for path in create_project(folder):
         print(path)
     print(f"\nNext:\n  cd {shlex.quote(str(folder))}\n  fl-lightning fit --config config.yaml\n  pytest")

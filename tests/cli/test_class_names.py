@@ -170,8 +170,6 @@ def test_a_large_number_of_a_parquet_column_is_the_category_that_it_is():
 
 
 def test_classes_that_are_missing_or_wrong_are_named():
-    with pytest.raises(DataError, match=r"line 3: .* holds 'x', which is not a category of 'outcome' \(a, b\)\. "):
-        table(write("own.csv", *"bxb"), classes=["a", "b"])
     with pytest.raises(DataError, match=r"holds 'a', which is not a category of 'outcome' \(b, c\)\. Correct the cell, add"):
         table(write("own.csv", *"bcb"), test_path=write("test.csv", *"ab"))
     with pytest.raises(DataError, match=r"single class 'b', but classification needs two or more. Name all classes in"):
@@ -192,21 +190,6 @@ def test_names_are_ordered_once_each(names):
     found = ordered_classes([class_name(name) for name in names])
     assert set(found) == {class_name(name) for name in names}
     assert list(found) == sorted(found, key=int if all(re.fullmatch("-?[0-9]+", name) for name in found) else str)
-
-
-def test_tables_of_clients_that_lack_a_class_meet_under_the_setting():
-    """Each file a datamodule of its own, as 'data.clients' reads them: refused, until the setting numbers them alike."""
-    paths = {name: write(f"{name}.csv", *labels) for name, labels in (("north", "abab"), ("south", "bcbc"))}
-
-    def counts(**more: Any) -> Any:
-        common = {"kind": "classification", "test_share": 0.0, "standardize": False, **more}
-        data = FederatedDataModule(clients={name: TableDataModule(path, "outcome", **common) for name, path in paths.items()})
-        data.setup("fit")
-        return data.label_counts().tolist()
-
-    with pytest.raises(DataError, match=r"has the classes a, b, but the training set of client 'south' has b, c"):
-        counts()
-    assert counts(classes=["a", "b", "c"]) == [[2, 2, 0], [0, 2, 2]]
 
 
 def folders(root: str, **classes: int) -> None:

@@ -1,14 +1,13 @@
 """The commands that a user types, and what they get for a wrong one."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from command_line import ADAFED, ROOT, SMALL, completion, fit, small
+from command_line import ADAFED, SMALL, completion, fit, small
 from federations import Plain
-from launching import finish, launch, start
+from launching import finish, start
 from lightning.pytorch.loggers import WandbLogger
 
 from fl_lightning import MNISTDataModule
@@ -52,14 +51,6 @@ def test_a_refused_run_leaves_nothing_behind(option, fl):
     status, text = fit(fl, option)
     assert status == 1, text
     assert not [path for path in Path("runs").rglob("*") if path.is_file()]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="forks, and limits memory")
-def test_spoilt_configurations_end_in_a_message(tmp_path):
-    """A few of those that tools/fuzz_configurations.py makes."""
-    tool = [str(ROOT / "tools" / "fuzz_configurations.py"), "--cases=3", "--seed=5", f"--out={tmp_path / 'cases'}"]
-    assert "refused" in launch(tool, 250, tmp_path)
 
 
 def test_print_config_and_help(fl):

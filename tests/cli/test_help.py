@@ -6,25 +6,8 @@ import re
 import pytest
 
 from fl_lightning import ClassificationTask
-from fl_lightning.cli import command
 from fl_lightning.cli.federation_cli import FederationCLI
 from fl_lightning.cli.help import first_page
-
-
-@pytest.fixture
-def said(monkeypatch, capsys):
-    """Type a command that prints help; returns the exit status and what was printed."""
-
-    def type_(*args: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["fl-lightning", *args])
-        status = 0
-        try:
-            command.main()
-        except SystemExit as end:
-            status = int(end.code or 0)
-        return status, "".join(capsys.readouterr())
-
-    return type_
 
 
 def parsers(*typed: str) -> dict:
@@ -40,8 +23,8 @@ def parsers(*typed: str) -> dict:
     return made._subcommand_parsers
 
 
-def test_the_first_page_fits_on_a_screen_or_two(fl, said):
-    status, text = said("fit", "--help")
+def test_the_first_page_fits_on_a_screen_or_two(fl, typed):
+    status, text = typed("fit", "--help")
     assert status == 0
     assert text == first_page("fit") == fl("fit", "--config", "adafed_mnist", "--help")[1]
     assert len(text.splitlines()) <= 60
@@ -61,17 +44,17 @@ def test_the_first_page_names_settings_that_there_are_in_columns(command):
     assert not [name for name in named if name not in known and name.removeprefix("model.") not in own]
 
 
-def test_a_class(said):
-    status, text = said("fit", "--help", "AdaFed")
+def test_a_class(typed):
+    status, text = typed("fit", "--help", "AdaFed")
     assert status == 0
     assert re.findall(r"^  (\w+) <", text, re.MULTILINE) == ["metric", "power", "examples", "mode", "epsilon", "scored_by"]
     assert "power <float> = 1.0\n      the exponent of the score, > 0." in text
     assert len(text.splitlines()) < 35
     assert "``" not in text
     assert ":class:" not in text
-    assert "Classes: AFL, APFL, AdaFed, CosineFilter" in said("fit", "--help", "Strategy")[1]
-    assert "max_epochs <int> = 1" in said("fit", "--help", "LocalTraining")[1]  # a section is a class
-    text = said("fit", "--help", "torch.optim.SGD")[1]  # from elsewhere
+    assert "Classes: AFL, APFL, AdaFed, CosineFilter" in typed("fit", "--help", "Strategy")[1]
+    assert "max_epochs <int> = 1" in typed("fit", "--help", "LocalTraining")[1]  # a section is a class
+    text = typed("fit", "--help", "torch.optim.SGD")[1]  # from elsewhere
     assert text.startswith("torch.optim.SGD\n")
     assert "momentum <float> = 0" in text
     assert "math::" not in text

@@ -2,13 +2,14 @@
 
 import os
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from command_line import ADAFED, SMALL, small
-from federations import Blobs, Consecutive, same_bits
+from federations import Blobs, Consecutive, Plain, same_bits
 from launching import launch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -89,6 +90,19 @@ def test_ranks_that_were_started_are_not_chosen_again(environment, chosen, monke
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert choose() == chosen
+
+
+def test_under_slurm_no_line_promises_ranks_that_auto_would_not_use(monkeypatch, capsys):
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    data = FederatedDataModule(Blobs(sum(SIZES)), Consecutive(SIZES))
+    data.setup("fit")
+    run: Any = SimpleNamespace(world_size=1, strategy=strategy, datamodule=data)
+    for tasks, lines in ((None, 1), ("1", 0)):
+        if tasks:
+            monkeypatch.setenv("SLURM_NTASKS", tasks)
+            monkeypatch.setenv("SLURM_JOB_NAME", "fit")
+        ranks.IdleCores(FederatedOrchestrator()).on_fit_start(run, Plain())
+        assert capsys.readouterr().out.count("uses 6 ranks") == lines
 
 
 class Draws(Blobs):

@@ -1,6 +1,5 @@
 """``fl-lightning schema``: the proposal fits its table, says where to look, and tells no ranges of patients."""
 
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -9,18 +8,17 @@ import torch
 from three_hospitals import clean
 
 from fl_lightning import TableDataModule
-from fl_lightning.cli import command
 from fl_lightning.data.schema_file import parse_schema
 
 
 @pytest.fixture
-def proposed(capsys, monkeypatch):
+def proposed(typed):
     """Return a function that types the command, and returns what it prints; it must succeed."""
 
     def run(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["fl-lightning", "schema", *arguments])
-        command.main()
-        return capsys.readouterr().out
+        status, said = typed("schema", *arguments)
+        assert status == 0, said
+        return said
 
     return run
 

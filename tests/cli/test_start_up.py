@@ -108,21 +108,10 @@ def test_freed_memory_is_kept():
 
 
 PIECES = """
-import threading, time
+import time
 from fl_lightning.utilities.allocator import reuse_pieces
 def faults():
     return int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[7])
-live = []
-def pass_on_in_threads():
-    def pass_on():
-        pieces = []
-        for _ in range(10):
-            pieces.append(bytearray(b"1") * 5_000_000)
-            live.append(bytearray(b"1") * 400)  # keeps the piece before it from being trimmed
-        pieces.clear()
-    threads = [threading.Thread(target=pass_on) for _ in range(4)]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
 def passed_on():
     before = faults()
     for _ in range(20):
@@ -130,10 +119,12 @@ def passed_on():
     return faults() - before
 assert reuse_pieces(1e6)  # so long that nothing is returned meanwhile
 begin, faulted = mebibytes(), passed_on()
-at_once, end = 0, time.monotonic() + 30
-while at_once <= 40 and time.monotonic() < end:  # threads that run one after another share what the first has left
-    pass_on_in_threads()
-    at_once = mebibytes() - begin
+live, pieces = [], []
+for _ in range(40):
+    pieces.append(bytearray(b"1") * 5_000_000)
+    live.append(bytearray(b"1") * 400)  # keeps the piece before it from being trimmed
+del pieces
+at_once = mebibytes() - begin
 assert reuse_pieces(0.1)
 end = time.monotonic() + 60
 while mebibytes() - begin >= 20 and time.monotonic() < end:

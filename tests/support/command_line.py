@@ -6,7 +6,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ADAFED = str(ROOT / "configs" / "adafed_mnist.yaml")
 # The same run on little: embedded digits, a dozen per client, a small network.
+QUIET = [
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+    "--federation_report.partition=false",
+]
 SMALL = [
+    *QUIET,
     "--model.init_args.network=LeNet",
     "--data.datamodule.source=embedded",
     "--data.datamodule.batch_size=10",
@@ -14,10 +21,6 @@ SMALL = [
     "--federation.local.max_epochs=1",
     "--federation.local.limit_train_batches=1",
     "--trainer.limit_val_batches=1",
-    "--trainer.accelerator=cpu",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
-    "--federation_report.partition=false",
 ]
 
 
@@ -45,12 +48,6 @@ def small(fl, *args: str, rounds: int = 1) -> tuple[int, str]:
     return fit(fl, "--trainer.logger=false", *args, rounds=rounds)
 
 
-QUIET = [
-    "--trainer.accelerator=cpu",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
-    "--federation_report.partition=false",
-]
 TINY_CELLS = ["--data.datamodule.sites={a: {images: 6}, b: {images: 9, missed: 0.5}}", "--data.datamodule.test_images=4"]
 OTHER_TASKS: dict[str, tuple[list[str], list[str]]] = {
     "cell_counting": (["cell_counting"], TINY_CELLS),

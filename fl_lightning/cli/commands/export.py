@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError, did_you_mean
+from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
 from fl_lightning.utilities.argument_parser import ArgumentParser
 
 _KEPT = ("pytorch-lightning_version", "hparams_name", "hyper_parameters", "datamodule_hparams_name", "epoch", "global_step")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command; an error ends in one message and exit status 1, wrong arguments in exit status 2.
+    """Run the command.
 
     Args:
         arguments: the arguments after ``export``.
+
+    Raises:
+        FederationError: if the model cannot be exported.
     """
     parser = ArgumentParser("fl-lightning export", description="Write one client's complete model.")
     parser.add_argument("--client", required=True, metavar="NAME", help="the client, by its name or its number")
@@ -27,14 +29,10 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.parse_args(arguments)
     source = Path(given.ckpt_path)
     target = Path(given.output) if given.output else source.with_name(f"{source.stem}_{given.client}.ckpt")
-    try:
-        if target.exists():
-            raise ConfigurationError(f"'{target}' already exists and was not changed. Name another file with '--output'.")
-        site = None if given.site is None else Path(given.site)
-        print(export(source, given.client, target, given.trusted_classes, site))
-    except FederationError as error:
-        print(f"fl-lightning: error: {error}", file=sys.stderr)
-        sys.exit(1)
+    if target.exists():
+        raise ConfigurationError(f"'{target}' already exists and was not changed. Name another file with '--output'.")
+    site = None if given.site is None else Path(given.site)
+    print(export(source, given.client, target, given.trusted_classes, site))
 
 
 def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (), site: Path | None = None) -> str:
