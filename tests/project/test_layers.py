@@ -8,6 +8,10 @@ from pathlib import Path
 import fl_lightning
 
 ROOT = Path(fl_lightning.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
 LAYER = {
     "errors": 0,
     "types": 0,
@@ -39,10 +43,7 @@ LAYER = {
     "cli/command": 12,
     "__main__": 13,
 }
-
-
 """The layer of each package or module; that of a part inside of a package counts for this part."""
-
 
 HALVES = ("at_server", "at_clients", "check_settings", "check_module", "check_sent")
 """The methods in which an option imports its halves and its checks."""
@@ -94,7 +95,7 @@ def imports(path: Path, everything: bool = False) -> set[str]:
 
 def test_imports_point_down():
     wrong = []
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in MODULES.values():
         name = path.relative_to(ROOT).as_posix()
         mine = part_of(name)
         others = {part_of("/".join(found.split(".")[1:])) for found in imports(path)} - {mine}
@@ -104,17 +105,9 @@ def test_imports_point_down():
 
 def test_no_import_circle():
     """Also inside of a layer, by imports inside of functions, and by those for types only."""
-    names = {
-        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in ROOT.rglob("*.py")
-    }
-    graph = {name: imports(path, everything=True) & names.keys() - {name} for name, path in names.items()}
+    graph = {name: imports(path, everything=True) & MODULES.keys() - {name} for name, path in MODULES.items()}
     order = tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
-    assert len(order) == len(names)
-
-
-def test_every_part_has_a_layer():
-    assert {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in ROOT.rglob("*.py")} <= set(LAYER)
+    assert len(order) == len(MODULES)
 
 
 def test_public_names_are_documented_and_exported():
@@ -125,16 +118,14 @@ def test_public_names_are_documented_and_exported():
 
 def test_a_site_loads_nothing_of_the_server():
     """Neither directly nor through another module, also when a function imports it."""
-    paths = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
-    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
     seen, waiting = {}, {"fl_lightning.flower.site.parent": "", "fl_lightning.flower.site.worker": ""}
     at_sites = ("clients", "checks")  # what options import there in some of their methods
-    waiting |= {name: "" for name in paths if name.startswith("fl_lightning.options.") and name.endswith(at_sites)}
+    waiting |= {name: "" for name in MODULES if name.startswith("fl_lightning.options.") and name.endswith(at_sites)}
     while waiting:
         name, why = waiting.popitem()
         seen[name] = why
         parents = {name.rsplit(".", above)[0] for above in range(1, name.count("."))}  # which run before it
-        for other in (imports(paths[name]) | parents) & paths.keys() - seen.keys():
+        for other in (imports(MODULES[name]) | parents) & MODULES.keys() - seen.keys():
             waiting[other] = f"{why} > {name}"
     server = ("fl_lightning.server", "fl_lightning.flower.server")
     assert not {name: why for name, why in seen.items() if name.startswith(server)}
