@@ -444,8 +444,7 @@ def test_a_stack_learns_in_bf16_true_and_refuses_amp(found: Any) -> None:
 _FULL: dict[str, Any] = {"precision": "32-true"}
 _AMP: dict[str, Any] = {"precision": "bf16-mixed"}
 _STACK = _FULL | {"engine": "stacked", "stack_size": 100, "skipped": 1}
-ROWS: dict[str, tuple[dict[str, Any] | None, int]] = {
-    "S: hand again": (None, 3),
+ROWS: dict[str, tuple[dict[str, Any], int]] = {
     "S: stacked": (_STACK, 10),
     "S: stacked, compiled": (_STACK | {"compile": True}, 10),
     "S: stacked, CUDA graphs": (_STACK | {"compile": "reduce-overhead"}, 10),
@@ -459,7 +458,7 @@ ROWS: dict[str, tuple[dict[str, Any] | None, int]] = {
     "L: fabric": (_AMP | {"engine": "fabric", "skipped": 1}, 3),
     "L: fabric in float32": (_FULL | {"engine": "fabric", "skipped": 1}, 3),
 }
-"""The settings of the local training, None for the loop by hand again, and the rounds that are measured at once."""
+"""The settings of the local training, and the rounds that are measured at once."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -476,11 +475,10 @@ def test_speed(name: str, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as users have it
     settings, rounds = ROWS[name]
     by_hand_on, ours_on = (workload(name[0], number) for number in (2, rounds))
-    mixed = (settings or {}).get("precision") == "bf16-mixed"
+    mixed = settings["precision"] == "bf16-mixed"
     by_hand: Any = functools.partial(by_hand_on.by_hand, autocast=torch.bfloat16 if mixed else None)
-    way = ours_on.centrally if "plain Lightning" in name else ours_on.ours
-    ours = by_hand if settings is None else functools.partial(way, **settings)
-    begun, limit = time.perf_counter(), 1 if SMALL else 60 if (settings or {}).get("compile") else 20
+    ours = functools.partial(ours_on.centrally if "plain Lightning" in name else ours_on.ours, **settings)
+    begun, limit = time.perf_counter(), 1 if SMALL else 60 if settings.get("compile") else 20
     torch._dynamo.reset()
     by_hand()
     first = ours()  # warm up, and compile

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 import yaml
 
 from fl_lightning import ConfigurationError
@@ -100,17 +99,6 @@ def everything() -> dict[str, Any]:
     }
 
 
-def test_a_sample_resolves_as_before():
-    known = json.loads(DIGESTS.read_text())
-    write_own()
-    assert {name: digest([name]) for name in OWN} == known["own"]
-    for name in ("adafed_mnist", "fednova_mnist", "cell_counting_robust", "data/label_skew", "speed/fabric"):
-        assert digest([name]) == known["alone"][name], name
-    for name in ("fednova_mnist", "resnet18_cifar10"):
-        assert on_top(name) == known["with each layer above, then below"][name], name
-
-
-@pytest.mark.slow
 def test_everything_resolves_as_before():
     write_own()
     assert everything() == json.loads(DIGESTS.read_text())
