@@ -1,10 +1,8 @@
 """Loaders, shards and the datamodule, against torch's own DataLoader and by counting."""
 
-import os
 import pickle
 import re
 import sys
-from pathlib import Path
 
 import lightning as L
 import pytest
@@ -20,8 +18,6 @@ from fl_lightning.data import TensorLoader
 from fl_lightning.data.loaders import client_loader, sharded
 from fl_lightning.errors import DataError
 from fl_lightning.functional.showing import client_bars
-
-MNIST = os.environ.get("FL_LIGHTNING_MNIST", "")
 
 
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 4))
@@ -119,23 +115,6 @@ def test_keras_cnn_has_keras_parameters():
     kernel = network[2].weight
     assert 0.98 * bound < kernel.abs().max() <= bound
     assert network[2].bias.abs().max() == 0
-
-
-@pytest.mark.mnist
-@pytest.mark.skipif(not MNIST or not Path(MNIST, "MNIST", "raw").is_dir(), reason="FL_LIGHTNING_MNIST is not MNIST's folder")
-def test_simulation_2_on_full_mnist():
-    """The table of AdaFed's Simulation 2 holds 10,110 of the 60,000 digits; the server's set is the whole test set."""
-    import yaml
-
-    config = yaml.safe_load((Path(__file__).parents[2] / "configs" / "adafed_mnist.yaml").read_text())
-    table = config["data"]["partitioner"]["init_args"]["counts"]
-    data = fl.FederatedDataModule(fl.MNISTDataModule(MNIST, source="mnist"), fl.TablePartitioner(table))
-    data.prepare_data()
-    data.setup("fit")
-    labels = data.datamodule._train[1]
-    assert [torch.bincount(labels[part], minlength=10).tolist() for part in data.indices] == table
-    assert len(data.datamodule._test[0]) == 10_000
-    assert data.origin.endswith("(60000 + 10000 images)")
 
 
 def test_iid_needs_no_labels_and_reads_no_example_for_them():

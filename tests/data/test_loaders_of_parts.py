@@ -73,14 +73,6 @@ def test_an_unknown_sampler_counts_with_all_examples_and_says_so():
     assert data.num_examples(0) == SIZE
 
 
-def test_a_validation_sampler_that_varies_is_refused():
-    own = Own(sets.DataLoader(numbers(), 5), sets.DataLoader(numbers(), 5, sampler=Halves()))
-    with pytest.raises(
-        fl.DataError, match=r"The validation loader of client 'a' uses Halves, which cannot be divided among clients. Use"
-    ):
-        fl.FederatedDataModule.from_clients({"a": own}).setup("fit")
-
-
 @pytest.mark.parametrize(("validation", "test", "public"), [(0.2, 0.2, 0.0), (0.0, 0.25, 0.2)])
 def test_nothing_but_what_the_training_loader_reads_is_divided(validation, test, public):
     """The server validates on the other rows of the same dataset, so no client may train or test on them."""
@@ -161,13 +153,8 @@ def test_held_out_parts_are_read_like_the_validation_set(workers):
     data.teardown("fit")
 
 
-def test_a_set_without_a_loader_needs_a_collation_if_the_clients_have_one():
+def test_a_set_has_a_collation_of_its_own_beside_the_clients():
     clients = {"a": sets.DataLoader(numbers(), 5, collate_fn=Shifts(100.0).collate)}
-    data = ready(fl.FederatedDataModule.from_clients(clients, val=numbers(5, 1000)))
-    with pytest.raises(
-        fl.ConfigurationError, match="'validation' must be a DataLoader, or 'collate_fn' be passed, since the cl"
-    ):
-        data.val_dataloader()
     for more in ({"val": sets.DataLoader(numbers(5, 1000))}, {"val": numbers(5, 1000), "collate_fn": sets.default_collate}):
         data = ready(fl.FederatedDataModule.from_clients(clients, **more))
         assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]
