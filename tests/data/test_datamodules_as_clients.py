@@ -1,9 +1,11 @@
 """Each datamodule of the package as one client's: the bits of the same rows given as datasets, on every engine."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import client_sites
 import lightning as L
 import numpy as np
 import pytest
@@ -71,11 +73,9 @@ class Mean(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fitted(data: fl.FederatedDataModule, features: int, engine: str = "trainer", **local: Any) -> tuple[Any, float]:
-    torch.manual_seed(3)
-    module = Mean(features)
-    run = trainer(1, fl.FederatedOrchestrator(local=fl.LocalTraining(engine=engine, **local)))
-    run.fit(module, data)
+def fitted(data: fl.FederatedDataModule, features: int, engine: str = "trainer") -> tuple[Any, float]:
+    local = fl.LocalTraining(engine=engine)
+    module, run = client_sites.fitted(data, rounds=1, module=partial(Mean, features), local=local)
     return weights(module), float(run.callback_metrics.get("val_loss", torch.nan))
 
 
@@ -181,12 +181,13 @@ def test_the_schema_of_clients_tables_fills_in_what_is_missing(tmp_path):
     shared: dict[str, Any] = {"schema": str(tmp_path / "schema.yaml"), "standardize": False, "batch_size": 2, "test_share": 0.0}
     paths = {name: str(tmp_path / f"{name}.csv") for name in "ab"}
 
-    def fit(data: fl.FederatedDataModule) -> Any:
-        torch.manual_seed(3)
+    def scaled() -> Mean:
         module = Mean(3)
         module.net = fl.Standardized(module.net, 3)
-        trainer(1, fl.FederatedOrchestrator()).fit(module, data)
-        return weights(module)
+        return module
+
+    def fit(data: fl.FederatedDataModule) -> Any:
+        return weights(client_sites.fitted(data, rounds=1, module=scaled)[0])
 
     found = fit(fl.FederatedDataModule.from_clients({name: fl.TableDataModule(path, **shared) for name, path in paths.items()}))
     assert same_bits(found, fit(fl.FederatedDataModule(fl.TableDataModule(paths, **shared), fl.DomainPartitioner())))

@@ -66,8 +66,6 @@ def test_halves_are_the_nearest_ones(values):
         np.testing.assert_array_equal(sent.change.numpy(), expected.astype(np.float64))
         assert sent.nbytes == 2 * len(values)
         assert sent.numbers().element_size() == 2
-    error = np.abs(HalfPrecision().apply(message(single.tolist()), sender()).change.numpy() - single)
-    assert (error <= np.abs(single.astype(np.float64)) / 256 + 1e-40).all()
 
 
 def test_a_change_that_float16_lacks_is_named():
