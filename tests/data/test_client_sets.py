@@ -177,10 +177,10 @@ def test_the_command_line_tells_a_clients_missing_file_in_one_line(fails, fl):
 class Listed(Dataset[Any]):
     """A dataset with attributes and methods that a module may use."""
 
-    def __init__(self, begin: int = 0) -> None:
-        self.targets = [k % 3 for k in range(begin, begin + 20)]
-        self.names = np.array([f"row {k}" for k in range(begin, begin + 20)])
-        self.begin, self.shift = begin, 0.0
+    def __init__(self) -> None:
+        self.targets = [k % 3 for k in range(20)]
+        self.names = np.array([f"row {k}" for k in range(20)])
+        self.shift = 0.0
 
     def describe(self) -> str:
         return f"shifted by {self.shift}"
@@ -189,16 +189,7 @@ class Listed(Dataset[Any]):
         return 20
 
     def __getitem__(self, index: int) -> Any:
-        return torch.full((4,), float(self.begin + index)) + self.shift, self.targets[index]
-
-
-class Reads(L.LightningDataModule):
-    def __init__(self, begin: int = 0, workers: int = 0) -> None:
-        super().__init__()
-        self.dataset, self.workers = Listed(begin), workers
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.dataset, 5, num_workers=self.workers)
+        return torch.full((4,), float(index)) + self.shift, self.targets[index]
 
 
 FOUND: list[tuple[list[int], str]] = []
@@ -219,17 +210,17 @@ class SetsShift(Plain):
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_module_reads_its_clients_dataset_and_sets_nothing_in_it(workers):
     FOUND.clear()
-    source = Reads(0, workers)
-    trainer(1, FederatedOrchestrator()).fit(Asks(), FederatedDataModule(source, Consecutive([10, 10])))
+    loader, halves = DataLoader(Listed(), 5, num_workers=workers), Consecutive([10, 10])
+    trainer(1, FederatedOrchestrator()).fit(Asks(), FederatedDataModule.from_loaders(loader, partitioner=halves))
     parts = ([k % 3 for k in range(10)], [k % 3 for k in range(10, 20)])
     assert [(part, "shifted by 0.0") for part in parts for _ in range(2)] == FOUND
     with pytest.raises(ConfigurationError, match=r"'shift' of the training set cannot be set .*, because clients sh.* Keep"):
-        trainer(1, FederatedOrchestrator()).fit(SetsShift(), FederatedDataModule(source, Consecutive([10, 10])))
-    assert source.dataset.shift == 0.0
+        trainer(1, FederatedOrchestrator()).fit(SetsShift(), FederatedDataModule.from_loaders(loader, partitioner=halves))
+    assert loader.dataset.shift == 0.0
 
 
 def test_a_part_has_the_columns_of_its_examples():
-    data = ready(FederatedDataModule(Reads(), Consecutive([12, 8])))
+    data = ready(FederatedDataModule(Own(DataLoader(Listed(), 5)), Consecutive([12, 8])))
     part = data.client(1, 1).train_dataloader().dataset
     assert part.names.tolist() == [f"row {k}" for k in range(12, 20)]
     assert part.targets == [k % 3 for k in range(12, 20)]

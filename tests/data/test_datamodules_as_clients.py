@@ -120,18 +120,17 @@ def test_a_datamodule_of_many_clients_is_no_client(kind):
         fl.FederatedDataModule.from_clients({"oslo": source})
 
 
-def folders(tmp_path: Path, augmentation: Any, **settings: Any) -> dict[str, fl.ImageFolderDataModule]:
-    return {
-        name: fl.ImageFolderDataModule(str(tmp_path / name), batch_size=3, augmentation=augmentation, **settings)
-        for name in ("bonn", "oslo")
-    }
-
-
 class Turned(nn.Module):
     """An augmentation that draws nothing."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.flip(-1)
+
+
+def folders(tmp_path: Path, **settings: Any) -> fl.FederatedDataModule:
+    more: Any = {"batch_size": 3, "augmentation": Turned(), **settings}
+    clients = {name: fl.ImageFolderDataModule(str(tmp_path / name), **more) for name in ("bonn", "oslo")}
+    return fl.FederatedDataModule.from_clients(clients)
 
 
 @pytest.mark.parametrize("engine", ["trainer", "stacked"])
@@ -143,9 +142,9 @@ def test_images_of_clients_are_augmented_in_training_alone_and_read_from_disk_al
     whole = fl.ImageFolderDataModule(root, batch_size=3, augmentation=Turned())
     expected, _ = fitted(fl.FederatedDataModule(whole, fl.DomainPartitioner()), 108, engine)
     for settings in ({}, {"memory_limit": 0.0}):
-        found, _ = fitted(fl.FederatedDataModule.from_clients(folders(tmp_path, Turned(), **settings)), 108, engine)
+        found, _ = fitted(folders(tmp_path, **settings), 108, engine)
         assert same_bits(found, expected)
-    data, model = fl.FederatedDataModule.from_clients(folders(tmp_path, Turned(), test_share=0.3)), Mean(108)
+    data, model = folders(tmp_path, test_share=0.3), Mean(108)
     state, value = fitted(data, 108, engine)
     model.load_state_dict(state)
     clients = data.datamodule.clients

@@ -93,19 +93,10 @@ def test_nothing_but_what_the_training_loader_reads_is_divided(validation, test,
 # ---------------------------------------------------------------- how they are read
 
 
-class Shifts:
+def shifted(examples: list[Any], shift: float = 100.0) -> Any:
     """A collation that changes inputs, as mixing and augmenting ones do."""
-
-    def __init__(self, shift: float) -> None:
-        self.shift = shift
-
-    def collate(self, examples: list[Any]) -> Any:
-        x, y = sets.default_collate(examples)
-        return x + self.shift, y
-
-
-def shifted(examples: list[Any], shift: float = 0.0) -> Any:
-    return Shifts(shift).collate(examples)
+    x, y = sets.default_collate(examples)
+    return x + shift, y
 
 
 class WithCollation(L.LightningDataModule):
@@ -117,8 +108,7 @@ class WithCollation(L.LightningDataModule):
         return shifted(examples, self.shift)
 
     def train_dataloader(self) -> Any:
-        shift = 100.0
-        functions = {"bound": self.collate, "lambda": lambda one: shifted(one, shift), "partial": partial(shifted, shift=shift)}
+        functions = {"bound": self.collate, "lambda": lambda one: shifted(one), "partial": partial(shifted, shift=100.0)}
         return sets.DataLoader(self.dataset, 5, collate_fn=functions[self.how])
 
     def val_dataloader(self) -> Any:
@@ -154,7 +144,7 @@ def test_held_out_parts_are_read_like_the_validation_set(workers):
 
 
 def test_a_set_has_a_collation_of_its_own_beside_the_clients():
-    clients = {"a": sets.DataLoader(numbers(), 5, collate_fn=Shifts(100.0).collate)}
+    clients = {"a": sets.DataLoader(numbers(), 5, collate_fn=shifted)}
     for more in ({"val": sets.DataLoader(numbers(5, 1000))}, {"val": numbers(5, 1000), "collate_fn": sets.default_collate}):
         data = ready(fl.FederatedDataModule.from_clients(clients, **more))
         assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]

@@ -14,7 +14,7 @@ from federations import SIZES, Consecutive, Plain, blobs, federate, ready, same_
 from lazy_stores import Opened
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from fl_lightning import ClassificationTask, DataError, FederatedDataModule, LocalTraining
+from fl_lightning import ClassificationTask, DataError, FederatedDataModule
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader, close_all
 from fl_lightning.flower.site.data import SiteData
 
@@ -101,8 +101,8 @@ def test_a_site_over_bytes_reads_its_rows_in_that_order(monkeypatch: pytest.Monk
 class Lazy(Dataset):
     """Examples that are read one by one; noise from three sources of random numbers, and who read it."""
 
-    def __init__(self, n: int = sum(SIZES), noise: float = 0.0) -> None:
-        self.x, self.y = blobs(n, 1)
+    def __init__(self, noise: float = 0.0) -> None:
+        self.x, self.y = blobs(sum(SIZES), 1)
         self.noise = noise
 
     def __len__(self) -> int:
@@ -174,10 +174,10 @@ def test_random_transforms_depend_on_seed_and_batch_alone():
     assert not torch.equal(once[:12], once[12:])
 
 
-def final(workers: int, sizes: Any = SIZES, **local: Any) -> dict[str, torch.Tensor]:
+def final(workers: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(2)
     module = Plain()
-    federate(module, 2, data=LazyBlobs(workers), partitioner=Consecutive(sizes), local=LocalTraining(max_epochs=2, **local))
+    federate(module, 2, data=LazyBlobs(workers))
     return weights(module)
 
 

@@ -55,9 +55,7 @@ def at_once(listed: bool = False) -> FederatedDataModule:
     return FederatedDataModule.from_clients({str(k): Store(listed)(k) for k in range(4)}, batch_size=4)
 
 
-def fit(
-    data: FederatedDataModule, rounds: int = 2, *callbacks: Any, engine: str = "fabric", ckpt_path: str | None = None, **local: Any
-) -> Any:
+def fit(data: Any, rounds: int = 2, *callbacks: Any, engine: str = "fabric", ckpt_path: Any = None, **local: Any) -> Any:
     """Return the weights after a federation of two clients a round."""
     federation = FederatedOrchestrator(local=LocalTraining(engine=engine, **local), clients_per_round=2)
     torch.manual_seed(0)
