@@ -256,13 +256,13 @@ def test_a_stream_counts_with_what_it_yields(engine):
     data = FederatedDataModule.from_clients(clients, batch_size=5)
     local = LocalTraining(engine=engine, max_epochs=2)
     with pytest.warns(UserWarning, match=r"The stream of client a has a length of 100, but yielded 20 examples in an epoch"):
-        trainer(1, FederatedOrchestrator(local=local), counts).fit(Plain(), data)
+        fitted(data, counts, rounds=1, local=local)
     assert sorted(counts.examples) == [(0, 20, 8), (1, 15, 6)]
 
 
 def test_a_stream_that_is_cut_off_counts_with_its_length():
     counts = Counts()
     data = FederatedDataModule.from_clients({"a": Overstates(20, 20)}, batch_size=5)
-    trainer(1, FederatedOrchestrator(local=LocalTraining(limit_train_batches=2)), counts).fit(Plain(), data)
-    trainer(1, FederatedOrchestrator(local=LocalTraining(max_steps=3, max_epochs=-1)), counts).fit(Plain(), data)
+    for local in (LocalTraining(limit_train_batches=2), LocalTraining(max_steps=3, max_epochs=-1)):
+        fitted(data, counts, rounds=1, local=local)
     assert [count for _, count, _ in counts.examples] == [20, 20]

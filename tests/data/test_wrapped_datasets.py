@@ -201,14 +201,17 @@ def test_persons_and_columns_inside_a_wrapper_that_reads_in_its_own_way_are_refu
     assert read_column(dataset, name)[1] == ("north", "south")
 
 
-def test_examples_counted_from_the_end_of_joined_datasets():
-    joined = ConcatDataset(
-        [TensorDataset(torch.arange(3), torch.arange(3)), TensorDataset(torch.arange(3, 8), torch.arange(3, 8))]
-    )
+def test_rows_of_joined_datasets_are_in_the_order_asked_for():
+    """Over several datasets in one batch, and counted from the end."""
+    joined = ConcatDataset([TensorDataset(torch.arange(3), torch.arange(3)), TensorDataset(*[torch.arange(10, 15)] * 2)])
     dataset = Subset(joined, [-1, -8])
-    assert [int(row) for row, _ in ClientPart(dataset, [0, 1]).__getitems__([0, 1])] == [7, 0]
-    assert [int(row) for row, _ in ClientPart(dataset, [0, 1]).__getitems__([0])] == [7]
-    assert read_labels(dataset).tolist() == [7, 0]
+    for part, asked, rows in (
+        (ClientPart(dataset, [0, 1]), [0, 1], [14, 0]),
+        (ClientPart(dataset, [0, 1]), [0], [14]),
+        (ClientPart(joined, [5, 0, 6, 2]), [3, 0, 1], [2, 12, 0]),
+    ):
+        assert [int(row) for row, _ in part.__getitems__(asked)] == rows
+    assert read_labels(dataset).tolist() == [14, 0]
 
 
 # ---------------------------------------------------------------- batches
@@ -266,8 +269,3 @@ def test_a_dataset_that_reads_batches_at_once_is_never_read_one_by_one(kind):
         assert rows_of(data.train_dataloader()) == list(range(12))
         assert data.label_counts().tolist() == [[4, 4, 4]]
     data.teardown("fit")
-
-
-def test_batches_over_several_clients_have_the_rows_in_their_order():
-    parts = ConcatDataset([TensorDataset(torch.arange(3)), TensorDataset(torch.arange(10, 14))])
-    assert [int(row) for (row,) in ClientPart(parts, [5, 0, 6, 2]).__getitems__([3, 0, 1])] == [2, 12, 0]
