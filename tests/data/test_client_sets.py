@@ -1,6 +1,5 @@
 """One dataset for each client, by name, and what a module sees of it."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +43,14 @@ class Site(L.LightningDataModule):
         self.calls.append("clean up")
 
 
-FORMS = {
-    "datasets": lambda own: own,
-    "read one by one": Read,
-    "loaders": lambda own: DataLoader(own, 5, shuffle=True),
-    "datamodules": Site,
-}
-
-
-@cache
-def of_a_divided_set() -> Any:
-    return weights(fitted(fl.FederatedDataModule(Blobs(), Consecutive()), strategy=fl.AdaFed("val_acc"))[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_the_same_examples_give_the_same_weights_in_every_form(form):
-    """As a set that is divided, whatever the order in which clients are given."""
-    given = {name: FORMS[form](own) for name, own in shares().items()}
+def test_clients_in_any_form_are_as_parts_of_a_set_that_is_divided():
+    """A datamodule, a loader and a dataset that is read one by one, whatever the order in which they are given."""
+    expected, _ = fitted(fl.FederatedDataModule(Blobs(), Consecutive()), strategy=fl.AdaFed("val_acc"))
+    own = shares()
+    given = {"c": Site(own["c"]), "b": DataLoader(own["b"], 5, shuffle=True), "a": Read(own["a"])}
     data = fl.FederatedDataModule.from_clients(given, val=DataLoader(VAL, 16), batch_size=5)
     module, run = fitted(data, strategy=fl.AdaFed("val_acc"))
-    assert same_bits(weights(module), of_a_divided_set())
+    assert same_bits(weights(module), weights(expected))
     assert [data.client_name(k) for k in range(3)] == list(NAMES)
     assert [data.num_examples(k) for k in range(3)] == list(SIZES)
     assert "val_acc" in run.callback_metrics
