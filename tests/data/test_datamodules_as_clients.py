@@ -163,36 +163,6 @@ def test_one_transform_of_two_datamodules_is_shared():
         assert callable(vars(data)["on_after_batch_transfer"])
 
 
-FILLED = """\
-fields:
-  - {name: age, type: number, missing: mean}
-  - {name: sex, type: string, constraints: {enum: [f, m]}, missing: most_frequent}
-  - {name: target, type: number}
-target: target
-"""
-
-
-def test_the_schema_of_clients_tables_fills_in_what_is_missing(tmp_path):
-    """As for one table that is divided: an age without a value is the mean, a sex without one the most frequent."""
-    (tmp_path / "schema.yaml").write_text(FILLED)
-    for name, rows in (("a", ("30,f,1", ",m,2", "40,,3", "50,m,1")), ("b", ("60,m,0", "70,m,2", ",,1"))):
-        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,target", *rows]) + "\n")
-    shared: dict[str, Any] = {"schema": str(tmp_path / "schema.yaml"), "standardize": False, "batch_size": 2, "test_share": 0.0}
-    paths = {name: str(tmp_path / f"{name}.csv") for name in "ab"}
-
-    def scaled() -> Mean:
-        module = Mean(3)
-        module.net = fl.Standardized(module.net, 3)
-        return module
-
-    def fit(data: fl.FederatedDataModule) -> Any:
-        return weights(client_sites.fitted(data, rounds=1, module=scaled)[0])
-
-    found = fit(fl.FederatedDataModule.from_clients({name: fl.TableDataModule(path, **shared) for name, path in paths.items()}))
-    assert same_bits(found, fit(fl.FederatedDataModule(fl.TableDataModule(paths, **shared), fl.DomainPartitioner())))
-    assert float(found["net.mean"][0]) == pytest.approx(50)
-
-
 def test_own_sets_that_another_client_lacks_are_named(tmp_path):
     tables = {
         name: fl.TableDataModule(write_table(tmp_path / f"{name}.csv", 1), test_share=share, standardize=False)

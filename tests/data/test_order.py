@@ -9,14 +9,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from asked_site import north, told, work
 from federations import SIZES, Consecutive, Plain, blobs, federate, ready, same_bits, weights
 from lazy_stores import Opened
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from fl_lightning import ClassificationTask, DataError, FederatedDataModule
+from fl_lightning import DataError, FederatedDataModule
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader, close_all
-from fl_lightning.flower.site.data import SiteData
 
 # ------ The order of a client's examples is the seed's alone, whoever reads them
 
@@ -74,25 +72,6 @@ def test_the_examples_of_all_clients_are_in_the_next_permutation_of_the_global_s
     expected = [torch.randperm(SIZE)[: SIZE - SIZE % BATCH * drop_last] for _ in range(3)]
     torch.manual_seed(SEED)
     assert all(torch.equal(torch.cat([numbers for numbers, _ in loader]), NUMBERS[order]) for order in expected)
-
-
-def test_a_site_over_bytes_reads_its_rows_in_that_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, asked = [], []
-
-    def step(self: Any, batch: Any, index: int, own: Any = ClassificationTask.training_step) -> Any:
-        read.append(batch[0].clone())
-        return own(self, batch, index)
-
-    def client(self: Any, number: int, seed: int, *more: Any, own: Any = SiteData.client) -> Any:
-        asked.append((seed, self.whole.datamodule.train_set.tensors[0]))
-        return own(self, number, seed, *more)
-
-    monkeypatch.setattr(ClassificationTask, "training_step", step)
-    monkeypatch.setattr(SiteData, "client", client)
-    assert not told(work(north(), local={"threads": 1, "max_epochs": 3}))
-    ((seed, rows),) = asked
-    expected = torch.Generator().manual_seed(seed)
-    assert torch.equal(torch.cat(read), torch.cat([rows[torch.randperm(24, generator=expected)] for _ in range(3)]))
 
 
 # ------ Workers that stay for all clients and rounds
