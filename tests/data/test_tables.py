@@ -84,15 +84,6 @@ def test_a_column_names_the_clients():
     assert data.train_set.domains.tolist() == [0, 1, 0]
 
 
-def test_features_alone():
-    write("x.csv", "a,b,target", "1,2,3", "4,5,6")
-    data = set_up("x.csv", target=None, standardize=False, test_share=0.0, batch_size=1)
-    (inputs,) = data.train_set.tensors
-    assert inputs.tolist() == [[1, 2, 3], [4, 5, 6]]
-    assert sum(len(batch) for (batch,) in data.train_dataloader()) == 2
-    assert not hasattr(data.train_set, "domains")
-
-
 @pytest.mark.parametrize(
     "labels", [["dog", "Cat", "emu", "dog"], ["10", "9", "-1", "9.0"], ["2", "x", "10", "x"], ["nan", "2", "10", "inf"]]
 )
