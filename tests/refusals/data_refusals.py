@@ -10,7 +10,7 @@ from federations import Blobs, Consecutive, Plain, blobs
 from listed import Users, split
 from random_labels import mixed
 from refusing import Refusal, fitting, made, told
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SubsetRandomSampler, TensorDataset
 
 import fl_lightning as fl
 from fl_lightning import ColumnPartitioner, DataError, FederatedDataModule, IIDPartitioner
@@ -48,10 +48,11 @@ CLIENTS = [
     Refusal(lambda: fl.FederatedDataModule(Blobs(), memory_limit=-1).setup("fit"), "'data.memory_limit' must ... in GiB, or"),
     Refusal(public_share_of_persons, "'data.public_share' must be 0 if the data name persons"),
     told(set_up({"a": 3}), "client 'a' are a int, but must be a dataset"),
+    told(set_up({"a": DataLoader(Dataset(), batch_sampler=[[0]])}), "client 'a' are a Dataset, but must ... with '__len__'"),
     told(set_up({"a": TensorDataset(torch.zeros(0, 4), torch.zeros(0))}), "Client 'a' has no examples"),
     *(
         told(set_up({"a": source}), f"Client 'a' trains on a {kind}, but needs a single torch DataLoader. ... batch_size=None)")
-        for source, kind in ((Own([DataLoader(VAL, 5)]), "list"), (WebLoader(), "WebLoader"), (Own(WebLoader()), "WebLoader"))
+        for source, kind in ((Own([DataLoader(VAL, 5)]), "list"), (WebLoader(), "WebLoader"))
     ),
 ]
 
