@@ -19,12 +19,6 @@ from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, expected, write_expo
 from fl_lightning import FederatedDataModule, TableDataModule
 
 
-@pytest.fixture
-def schema() -> str:
-    Path("schema.yaml").write_text(SCHEMA)
-    return "schema.yaml"
-
-
 def set_up(path: Any, **more: Any) -> TableDataModule:
     return small_tables.set_up(path, **{"standardize": False, "test_share": 0.0, **more})
 
@@ -32,9 +26,9 @@ def set_up(path: Any, **more: Any) -> TableDataModule:
 # ------------------------------------------------------------------ unlike exports, equal tensors
 
 
-def test_three_unlike_exports_are_the_clean_table(schema):
+def test_three_unlike_exports_are_the_clean_table():
     """Each as a client of its own: the same features, classes and rows."""
-    frame = clean()
+    frame, schema = clean(), write("schema.yaml", SCHEMA)
     paths, own = write_exports(Path("exports"), frame), {"schema": schema, "standardize": False, "test_share": 0.0}
     with pytest.warns(UserWarning, match=r"Further columns are ignored: 'exports/north.csv' has ward\."):
         data = ready(FederatedDataModule.from_clients({n: TableDataModule(paths[n], **own, **SETTINGS[n]) for n in NAMES}))
