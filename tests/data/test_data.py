@@ -7,7 +7,7 @@ import sys
 import lightning as L
 import pytest
 import torch
-from federations import Blobs, NoValidation, ready
+from federations import Blobs, NoValidation, changed, ready
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -116,11 +116,8 @@ def test_iid_needs_no_labels_and_reads_no_example_for_them():
         def __getitem__(self, index):
             raise AssertionError("nobody needs it")
 
-    class Data(Blobs):
-        def train_dataloader(self):
-            return DataLoader(Unread(), batch_size=5)
-
-    data = ready(fl.FederatedDataModule(Data(), fl.IIDPartitioner(4), client_test=0.2))
+    source = changed("train", DataLoader(Unread(), 5))
+    data = ready(fl.FederatedDataModule(source, fl.IIDPartitioner(4), client_test=0.2))
     assert data.client_datasets.labels is None
     assert data.num_clients == 4
     at_hand = ready(fl.FederatedDataModule(Blobs(), fl.IIDPartitioner(4)))

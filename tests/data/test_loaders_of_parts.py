@@ -100,7 +100,7 @@ def shifted(examples: list[Any], shift: float = 100.0) -> Any:
 
 
 class WithCollation(L.LightningDataModule):
-    def __init__(self, begin: int = 0, how: str = "bound") -> None:
+    def __init__(self, begin: int, how: str) -> None:
         super().__init__()
         self.dataset, self.how, self.shift = numbers(20, begin), how, 100.0
 
@@ -128,14 +128,9 @@ def test_each_part_is_collated_by_its_own_loader(how):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_held_out_parts_are_read_like_the_validation_set(workers):
-    class Working(WithCollation):
-        def train_dataloader(self) -> Any:
-            return sets.DataLoader(self.dataset, 5, collate_fn=self.collate, num_workers=workers)
-
-        def val_dataloader(self) -> Any:
-            return sets.DataLoader(numbers(5, 1000), 5, num_workers=workers)
-
-    data = ready(fl.FederatedDataModule(Working(), fl.IIDPartitioner(2), client_validation=0.2, client_test=0.2))
+    training = sets.DataLoader(numbers(20), 5, collate_fn=shifted, num_workers=workers)
+    source = Own(training, sets.DataLoader(numbers(5, 1000), 5, num_workers=workers))
+    data = ready(fl.FederatedDataModule(source, fl.IIDPartitioner(2), client_validation=0.2, client_test=0.2))
     for client in range(2):
         assert min(read(data.client(client, 1).train_dataloader())) >= 100
         for part in ("training", "validation", "test"):

@@ -9,6 +9,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from client_sites import Own
 from federations import SIZES, Consecutive, Plain, blobs, federate, ready, same_bits, weights
 from lazy_stores import Opened
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
@@ -97,18 +98,6 @@ class Readers(Lazy):
         return index, os.getpid()
 
 
-class LazyBlobs(L.LightningDataModule):
-    def __init__(self, workers: int) -> None:
-        super().__init__()
-        self.workers, self.dataset = workers, Lazy()
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.dataset, batch_size=5, shuffle=True, num_workers=self.workers)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(Lazy(), batch_size=16, num_workers=self.workers)
-
-
 @pytest.fixture(autouse=True)
 def workers_end_with_the_test():
     yield
@@ -156,7 +145,8 @@ def test_random_transforms_depend_on_seed_and_batch_alone():
 def final(workers: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(2)
     module = Plain()
-    federate(module, 2, data=LazyBlobs(workers))
+    training = DataLoader(Lazy(), 5, shuffle=True, num_workers=workers)
+    federate(module, 2, data=Own(training, DataLoader(Lazy(), 16, num_workers=workers)))
     return weights(module)
 
 
