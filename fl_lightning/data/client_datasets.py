@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.data.changes import NOTHING, Changes, ExampleChange, FeatureNoise, LabelAveraging
 from fl_lightning.data.client_source import ClientSource
@@ -172,12 +172,8 @@ class ClientDatasets(ClientSource):
             setting = poisson.setting if poisson is not None else "data.rebalancing" if self._rebalancing is not None else ""
             known = f"off if the training loader draws the examples itself ({type(self.source.sampler).__name__})"
             require(not setting, setting, known, "in use")
-            sampler = self.sampler_of(torch.cat([self.splits.training[client], public]), order)
+            sampler = client_sampler(self.source, torch.cat([self.splits.training[client], public]), order)
         return client_loader(self.source, dataset, indices, order, full_batch, drop_single, poisson or sampler, reader)
-
-    def sampler_of(self, indices: Tensor, order: torch.Generator | None) -> Sampler[int]:
-        """Return a sampler of positions among some examples that reads them as the user's sampler does."""
-        return client_sampler(self.source, indices, order)
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit."""

@@ -150,12 +150,12 @@ class ClientSets(LightningDataModule):
 
     def _training_loader(self, name: str, source: Any) -> DataLoader[Any]:
         given = training_source(name, source)
-        if isinstance(given, DataLoader):
-            return given
-        streams = isinstance(given, IterableDataset)
+        loads = isinstance(given, DataLoader)
+        dataset = given.dataset if loads else given
+        streams = isinstance(dataset, IterableDataset)
         if not streams:
-            sized(name, given)
-        return DataLoader(given, shuffle=self._shuffle and not streams, **self._own)
+            sized(name, dataset)  # without a length, a client would be weighed as one of a single example
+        return given if loads else DataLoader(dataset, shuffle=self._shuffle and not streams, **self._own)
 
     def _require_same_names(self, loaders: Mapping[str, Any], sets: Mapping[Part, list[Any]]) -> None:
         """Refuse clients or sets whose classes or features have other names than the first client's that has names."""

@@ -23,7 +23,7 @@ from fl_lightning.data.labels import labels_at_hand, require_alike
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.opened_clients import LazyClients, LazyDatasets, OwnLoaders
 from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
-from fl_lightning.data.samplers import is_plain
+from fl_lightning.data.samplers import client_sampler, is_plain
 from fl_lightning.data.tensor_loader import Coins, PoissonBatches
 from fl_lightning.data.views import TRANSFER_HOOKS, GivenLoaders, RoundLoader, View, from_base, leave_out, unless_round
 from fl_lightning.errors import require, require_texts
@@ -443,7 +443,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         dataset, union = held.union("training")
         source = held.source
         own = is_plain(source.sampler) or self._rank[1] > 1  # on several ranks, Lightning wraps the sampler
-        sampler = None if own else held.sampler_of(union, None)
+        sampler = None if own else client_sampler(source, union, None)
         if self._rank[1] > 1:  # a DataLoader, which Lightning divides
             dataset, union = ClientPart(dataset, union.tolist()), torch.arange(len(union))
         return client_loader(source, dataset, union, None, sampler=sampler)

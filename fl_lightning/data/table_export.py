@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fl_lightning.data.schema import ISO, Schema
@@ -28,37 +28,6 @@ _TEXTS = {
     "format": ("(%[dmYyHMSbB]|[^%])+", "a date's form of %d, %m, %Y, %y, %b, %B, %H, %M and %S, such as %d.%m.%Y"),
 }
 """How the settings that are texts are written, as a regular expression and in words."""
-
-
-@dataclass(frozen=True)
-class CsvForm:
-    """State the form of a CSV file.
-
-    Args:
-        separator: the character between cells.
-        decimal: the decimal mark, a point or a comma.
-        encoding: the encoding, such as cp1252 or utf-16.
-        quote: the character around cells that contain a separator.
-        missing: cells that stand for a missing value, besides those of the schema.
-        setting: the setting that states it, for messages.
-    """
-
-    separator: str = ","
-    decimal: str = "."
-    encoding: str = "utf-8"
-    quote: str = '"'
-    missing: tuple[str, ...] = ()
-    setting: str = "data.datamodule.csv"
-
-    def other(self, text: str, is_header: bool = False) -> str:
-        """Return how to state another form for a cell or a header that has the mark of one; otherwise an empty text."""
-        marks = [mark for mark in _MARKS if mark in text and not (is_header and mark == self.separator)]
-        if not marks:
-            return ""
-        separator = marks[-1] if is_header or marks != [","] else self.separator
-        decimal = "." if is_header and separator == "," else ","
-        shape = f"{{separator: {json.dumps(separator)}, decimal: {json.dumps(decimal)}}}"
-        return f" If the file has another form, state it, such as '{self.setting}: {shape}'."
 
 
 @dataclass(frozen=True)
@@ -84,15 +53,35 @@ class ColumnSource:
 
 @dataclass(frozen=True)
 class Export:
-    """Describe how a file was exported.
+    """Describe how a file was exported: the form of a CSV file, and the columns of any file.
 
     Args:
-        csv: the form of CSV files.
+        separator: the character between cells.
+        decimal: the decimal mark, a point or a comma.
+        encoding: the encoding, such as cp1252 or utf-16.
+        quote: the character around cells that contain a separator.
+        missing: cells that stand for a missing value, besides those of the schema.
+        setting: the setting that states the form, for messages.
         columns: where each field is found; a field that is not named has a column of its own name.
     """
 
-    csv: CsvForm = field(default_factory=CsvForm)
+    separator: str = ","
+    decimal: str = "."
+    encoding: str = "utf-8"
+    quote: str = '"'
+    missing: tuple[str, ...] = ()
+    setting: str = "data.datamodule.csv"
     columns: Mapping[str, ColumnSource] = field(default_factory=dict)
+
+    def other(self, text: str, is_header: bool = False) -> str:
+        """Return how to state another form for a cell or a header that has the mark of one; otherwise an empty text."""
+        marks = [mark for mark in _MARKS if mark in text and not (is_header and mark == self.separator)]
+        if not marks:
+            return ""
+        separator = marks[-1] if is_header or marks != [","] else self.separator
+        decimal = "." if is_header and separator == "," else ","
+        shape = f"{{separator: {json.dumps(separator)}, decimal: {json.dumps(decimal)}}}"
+        return f" If the file has another form, state it, such as '{self.setting}: {shape}'."
 
     def source(self, name: str) -> ColumnSource:
         """Return the source of a field."""
@@ -112,16 +101,16 @@ def export_of(schema: Schema | None, csv: Any, columns: Any) -> Export:
     for name, values in sources.items():
         stated = _stated(values, _COLUMN, f"{COLUMNS}.{name}")
         found[name] = ColumnSource(stated.pop("from", name), **stated)
-    return Export(csv_form(csv or {}, f"{_PATH}csv"), found)
+    return replace(csv_form(csv or {}, f"{_PATH}csv"), columns=found)
 
 
-def csv_form(values: Any, setting: str) -> CsvForm:
-    """Return the form that a setting states.
+def csv_form(values: Any, setting: str) -> Export:
+    """Return the form of CSV files that a setting states.
 
     Raises:
         ConfigurationError: if it is not one.
     """
-    return CsvForm(**_stated(values, _CSV, setting), setting=setting)
+    return Export(**_stated(values, _CSV, setting), setting=setting)
 
 
 def _stated(values: Any, known: Sequence[str], setting: str) -> dict[str, Any]:

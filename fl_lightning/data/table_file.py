@@ -17,7 +17,7 @@ import numpy as np
 
 from fl_lightning.data.labels import listed
 from fl_lightning.data.schema import ISO, LARGEST, NUMBER, Field, Schema, number_in, repeated, shown
-from fl_lightning.data.table_export import COLUMNS, ColumnSource, CsvForm, Export
+from fl_lightning.data.table_export import COLUMNS, ColumnSource, Export
 from fl_lightning.errors import DataError, VersionError, did_you_mean
 
 _BLOCK = 2**24
@@ -52,7 +52,7 @@ class SourceTable:
 
     path: Path
     columns: dict[str, Any]
-    form: CsvForm | None
+    form: Export | None
     export: Export
     schema: Schema
 
@@ -239,7 +239,7 @@ def read_source(path: Path, export: Export, schema: Schema | None = None) -> Sou
     Raises:
         DataError: if the file cannot be read; the message says what is wrong and where.
     """
-    form, pa = None if path.suffix.lower() == ".parquet" else export.csv, arrow()
+    form, pa = None if path.suffix.lower() == ".parquet" else export, arrow()
     try:
         table = _csv(path, form) if form else pa.parquet.read_table(path)
     except (OSError, LookupError, UnicodeError, csv.Error, pa.ArrowException) as error:
@@ -263,7 +263,7 @@ def _whole(column: Any) -> Any:
     return pa.compute.utf8_trim_whitespace(one) if pa.types.is_string(one.type) else one
 
 
-def _csv(path: Path, form: CsvForm) -> Any:
+def _csv(path: Path, form: Export) -> Any:
     """Return the rows of a CSV file as a table of text.
 
     Raises:
@@ -289,7 +289,7 @@ def _csv(path: Path, form: CsvForm) -> Any:
     return table.slice(1).rename_columns(header)
 
 
-def _csv_rows(path: Path, form: CsvForm) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(path: Path, form: Export) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the last line of each row that is not empty, and its cells."""
     with path.open(encoding=form.encoding, newline="") as file:
         if file.read(1) != "\ufeff":
@@ -298,7 +298,7 @@ def _csv_rows(path: Path, form: CsvForm) -> Iterator[tuple[int, list[str]]]:
         yield from ((reader.line_num, row) for row in reader if row)
 
 
-def _check_header(path: Path, header: Sequence[str], form: CsvForm | None) -> None:
+def _check_header(path: Path, header: Sequence[str], form: Export | None) -> None:
     if not header:
         raise DataError(f"'{path}' is empty. Add a header with column names and at least one row, or remove the file.")
     hint = form.other("".join(header), is_header=True) if form else ""

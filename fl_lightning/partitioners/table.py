@@ -46,7 +46,7 @@ class TablePartitioner(Partitioner):
         labels = require_labels(labels, self)
         require_examples(len(labels))
         classes = len(self.counts[0])
-        if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        if int(labels.max()) >= classes:
             raise DataError(
                 f"The training data have labels from {int(labels.min())} to {int(labels.max())}, but the partition table has "
                 f"columns for the classes 0 to {classes - 1}. Add a column for every class to 'data.partitioner.counts'."

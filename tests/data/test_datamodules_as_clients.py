@@ -1,9 +1,11 @@
 """Each datamodule of the package as one client's: the bits of the same rows given as datasets, on every engine."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import client_sites
 import lightning as L
 import numpy as np
 import pytest
@@ -71,11 +73,9 @@ class Mean(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fitted(data: fl.FederatedDataModule, features: int, engine: str = "trainer", **local: Any) -> tuple[Any, float]:
-    torch.manual_seed(3)
-    module = Mean(features)
-    run = trainer(1, fl.FederatedOrchestrator(local=fl.LocalTraining(engine=engine, **local)))
-    run.fit(module, data)
+def fitted(data: fl.FederatedDataModule, features: int, engine: str = "trainer") -> tuple[Any, float]:
+    local = fl.LocalTraining(engine=engine)
+    module, run = client_sites.fitted(data, rounds=1, module=partial(Mean, features), local=local)
     return weights(module), float(run.callback_metrics.get("val_loss", torch.nan))
 
 
@@ -120,18 +120,17 @@ def test_a_datamodule_of_many_clients_is_no_client(kind):
         fl.FederatedDataModule.from_clients({"oslo": source})
 
 
-def folders(tmp_path: Path, augmentation: Any, **settings: Any) -> dict[str, fl.ImageFolderDataModule]:
-    return {
-        name: fl.ImageFolderDataModule(str(tmp_path / name), batch_size=3, augmentation=augmentation, **settings)
-        for name in ("bonn", "oslo")
-    }
-
-
 class Turned(nn.Module):
     """An augmentation that draws nothing."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.flip(-1)
+
+
+def folders(tmp_path: Path, **settings: Any) -> fl.FederatedDataModule:
+    more: Any = {"batch_size": 3, "augmentation": Turned(), **settings}
+    clients = {name: fl.ImageFolderDataModule(str(tmp_path / name), **more) for name in ("bonn", "oslo")}
+    return fl.FederatedDataModule.from_clients(clients)
 
 
 @pytest.mark.parametrize("engine", ["trainer", "stacked"])
@@ -143,9 +142,9 @@ def test_images_of_clients_are_augmented_in_training_alone_and_read_from_disk_al
     whole = fl.ImageFolderDataModule(root, batch_size=3, augmentation=Turned())
     expected, _ = fitted(fl.FederatedDataModule(whole, fl.DomainPartitioner()), 108, engine)
     for settings in ({}, {"memory_limit": 0.0}):
-        found, _ = fitted(fl.FederatedDataModule.from_clients(folders(tmp_path, Turned(), **settings)), 108, engine)
+        found, _ = fitted(folders(tmp_path, **settings), 108, engine)
         assert same_bits(found, expected)
-    data, model = fl.FederatedDataModule.from_clients(folders(tmp_path, Turned(), test_share=0.3)), Mean(108)
+    data, model = folders(tmp_path, test_share=0.3), Mean(108)
     state, value = fitted(data, 108, engine)
     model.load_state_dict(state)
     clients = data.datamodule.clients
@@ -162,35 +161,6 @@ def test_one_transform_of_two_datamodules_is_shared():
     for own in (fl.RandomCropFlip(2), v2.Compose([v2.RandomAffine(9), v2.RandomErasing(0.2)])):
         data = fl.FederatedDataModule.from_clients({name: fl.MNISTDataModule(augmentation=own) for name in "ab"})
         assert callable(vars(data)["on_after_batch_transfer"])
-
-
-FILLED = """\
-fields:
-  - {name: age, type: number, missing: mean}
-  - {name: sex, type: string, constraints: {enum: [f, m]}, missing: most_frequent}
-  - {name: target, type: number}
-target: target
-"""
-
-
-def test_the_schema_of_clients_tables_fills_in_what_is_missing(tmp_path):
-    """As for one table that is divided: an age without a value is the mean, a sex without one the most frequent."""
-    (tmp_path / "schema.yaml").write_text(FILLED)
-    for name, rows in (("a", ("30,f,1", ",m,2", "40,,3", "50,m,1")), ("b", ("60,m,0", "70,m,2", ",,1"))):
-        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,target", *rows]) + "\n")
-    shared: dict[str, Any] = {"schema": str(tmp_path / "schema.yaml"), "standardize": False, "batch_size": 2, "test_share": 0.0}
-    paths = {name: str(tmp_path / f"{name}.csv") for name in "ab"}
-
-    def fit(data: fl.FederatedDataModule) -> Any:
-        torch.manual_seed(3)
-        module = Mean(3)
-        module.net = fl.Standardized(module.net, 3)
-        trainer(1, fl.FederatedOrchestrator()).fit(module, data)
-        return weights(module)
-
-    found = fit(fl.FederatedDataModule.from_clients({name: fl.TableDataModule(path, **shared) for name, path in paths.items()}))
-    assert same_bits(found, fit(fl.FederatedDataModule(fl.TableDataModule(paths, **shared), fl.DomainPartitioner())))
-    assert float(found["net.mean"][0]) == pytest.approx(50)
 
 
 def test_own_sets_that_another_client_lacks_are_named(tmp_path):

@@ -164,11 +164,6 @@ def test_images_that_cannot_be_read_or_have_another_size(classes, limit):
 # ------------------------------------------------------------------ torchvision's formats
 
 
-@pytest.fixture
-def small_sets(tmp_path, monkeypatch):
-    return write_torchvision_sets(tmp_path / "data", monkeypatch)
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "train"),
     [
@@ -179,8 +174,9 @@ def small_sets(tmp_path, monkeypatch):
         ("USPS", (1, 16, 16), 12),
     ],
 )
-def test_torchvision_sets_give_what_torchvision_gives(name, shape, train, small_sets):
-    data = fl.TorchvisionDataModule(name, small_sets, batch_size=7)
+def test_torchvision_sets_give_what_torchvision_gives(name, shape, train, tmp_path, monkeypatch):
+    root = write_torchvision_sets(tmp_path / "data", monkeypatch)
+    data = fl.TorchvisionDataModule(name, root, batch_size=7)
     data.prepare_data()
     data.setup("fit")
     images, labels = batches(data.val_dataloader())
@@ -194,7 +190,7 @@ def test_torchvision_sets_give_what_torchvision_gives(name, shape, train, small_
         expected = F.normalize(F.to_dtype(F.to_image(picture), torch.float32, scale=True), list(data.mean), list(data.std))
         assert int(labels[position]) == int(label)
         torch.testing.assert_close(ours[position], expected)
-    assert data.origin == f"{name} from {small_sets} ({train} + 12 images)"
+    assert data.origin == f"{name} from {root} ({train} + 12 images)"
 
 
 def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ PRIVATE = {"privacy": ExamplePrivacy(max_grad_norm=1.0, noise_multiplier=0.5, no
     ],
 )
 def test_the_same_bits_as_the_same_clients_given_at_once(engine: str, listed: bool, local: Any) -> None:
-    lazy, given = (fit(data, engine=engine, local=local) for data in (lazily(Store(listed)), at_once(listed)))
+    lazy, given = (fit(data, engine=engine, **local) for data in (lazily(Store(listed)), at_once(listed)))
     assert same_bits(lazy, given)
 
 

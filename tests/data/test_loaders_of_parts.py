@@ -73,14 +73,6 @@ def test_an_unknown_sampler_counts_with_all_examples_and_says_so():
     assert data.num_examples(0) == SIZE
 
 
-def test_a_validation_sampler_that_varies_is_refused():
-    own = Own(sets.DataLoader(numbers(), 5), sets.DataLoader(numbers(), 5, sampler=Halves()))
-    with pytest.raises(
-        fl.DataError, match=r"The validation loader of client 'a' uses Halves, which cannot be divided among clients. Use"
-    ):
-        fl.FederatedDataModule.from_clients({"a": own}).setup("fit")
-
-
 @pytest.mark.parametrize(("validation", "test", "public"), [(0.2, 0.2, 0.0), (0.0, 0.25, 0.2)])
 def test_nothing_but_what_the_training_loader_reads_is_divided(validation, test, public):
     """The server validates on the other rows of the same dataset, so no client may train or test on them."""
@@ -101,23 +93,14 @@ def test_nothing_but_what_the_training_loader_reads_is_divided(validation, test,
 # ---------------------------------------------------------------- how they are read
 
 
-class Shifts:
+def shifted(examples: list[Any], shift: float = 100.0) -> Any:
     """A collation that changes inputs, as mixing and augmenting ones do."""
-
-    def __init__(self, shift: float) -> None:
-        self.shift = shift
-
-    def collate(self, examples: list[Any]) -> Any:
-        x, y = sets.default_collate(examples)
-        return x + self.shift, y
-
-
-def shifted(examples: list[Any], shift: float = 0.0) -> Any:
-    return Shifts(shift).collate(examples)
+    x, y = sets.default_collate(examples)
+    return x + shift, y
 
 
 class WithCollation(L.LightningDataModule):
-    def __init__(self, begin: int = 0, how: str = "bound") -> None:
+    def __init__(self, begin: int, how: str) -> None:
         super().__init__()
         self.dataset, self.how, self.shift = numbers(20, begin), how, 100.0
 
@@ -125,8 +108,7 @@ class WithCollation(L.LightningDataModule):
         return shifted(examples, self.shift)
 
     def train_dataloader(self) -> Any:
-        shift = 100.0
-        functions = {"bound": self.collate, "lambda": lambda one: shifted(one, shift), "partial": partial(shifted, shift=shift)}
+        functions = {"bound": self.collate, "lambda": lambda one: shifted(one), "partial": partial(shifted, shift=100.0)}
         return sets.DataLoader(self.dataset, 5, collate_fn=functions[self.how])
 
     def val_dataloader(self) -> Any:
@@ -146,14 +128,9 @@ def test_each_part_is_collated_by_its_own_loader(how):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_held_out_parts_are_read_like_the_validation_set(workers):
-    class Working(WithCollation):
-        def train_dataloader(self) -> Any:
-            return sets.DataLoader(self.dataset, 5, collate_fn=self.collate, num_workers=workers)
-
-        def val_dataloader(self) -> Any:
-            return sets.DataLoader(numbers(5, 1000), 5, num_workers=workers)
-
-    data = ready(fl.FederatedDataModule(Working(), fl.IIDPartitioner(2), client_validation=0.2, client_test=0.2))
+    training = sets.DataLoader(numbers(20), 5, collate_fn=shifted, num_workers=workers)
+    source = Own(training, sets.DataLoader(numbers(5, 1000), 5, num_workers=workers))
+    data = ready(fl.FederatedDataModule(source, fl.IIDPartitioner(2), client_validation=0.2, client_test=0.2))
     for client in range(2):
         assert min(read(data.client(client, 1).train_dataloader())) >= 100
         for part in ("training", "validation", "test"):
@@ -161,13 +138,8 @@ def test_held_out_parts_are_read_like_the_validation_set(workers):
     data.teardown("fit")
 
 
-def test_a_set_without_a_loader_needs_a_collation_if_the_clients_have_one():
-    clients = {"a": sets.DataLoader(numbers(), 5, collate_fn=Shifts(100.0).collate)}
-    data = ready(fl.FederatedDataModule.from_clients(clients, val=numbers(5, 1000)))
-    with pytest.raises(
-        fl.ConfigurationError, match="'validation' must be a DataLoader, or 'collate_fn' be passed, since the cl"
-    ):
-        data.val_dataloader()
+def test_a_set_has_a_collation_of_its_own_beside_the_clients():
+    clients = {"a": sets.DataLoader(numbers(), 5, collate_fn=shifted)}
     for more in ({"val": sets.DataLoader(numbers(5, 1000))}, {"val": numbers(5, 1000), "collate_fn": sets.default_collate}):
         data = ready(fl.FederatedDataModule.from_clients(clients, **more))
         assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]

@@ -21,7 +21,7 @@ target: outcome
 """
 
 
-def tables(gaps: bool, schema: str = SCHEMA, **more: object) -> fl.TableDataModule:
+def tables(gaps: bool, schema: str = SCHEMA) -> fl.TableDataModule:
     """Two clients of 20 rows, some of whose numbers and dates may be missing."""
     draw = np.random.default_rng(0)
     for name in ("north", "south"):
@@ -30,12 +30,12 @@ def tables(gaps: bool, schema: str = SCHEMA, **more: object) -> fl.TableDataModu
             age, day = f"{draw.normal(60, 9):.1f}", f"2021-03-{1 + k % 28:02}"
             rows.append(f"{'' if gaps and k in (3, 9) else age},{'' if gaps and k == 5 else day},{('no', 'yes')[k % 2]}")
         write(f"rows/{name}.csv", "age,admitted,outcome", *rows)
-    return described(schema, **more)
+    return described(schema)
 
 
-def described(schema: str, **more: object) -> fl.TableDataModule:
+def described(schema: str) -> fl.TableDataModule:
     write("schema.yaml", schema)
-    return fl.TableDataModule("rows", schema="schema.yaml", batch_size=4, **{"test_share": 0, "standardize": False, **more})
+    return fl.TableDataModule("rows", schema="schema.yaml", batch_size=4, test_share=0, standardize=False)
 
 
 def task(scaled: bool = True) -> L.LightningModule:

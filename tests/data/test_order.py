@@ -9,14 +9,13 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from asked_site import north, told, work
+from client_sites import Own
 from federations import SIZES, Consecutive, Plain, blobs, federate, ready, same_bits, weights
 from lazy_stores import Opened
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from fl_lightning import ClassificationTask, DataError, FederatedDataModule, LocalTraining
+from fl_lightning import DataError, FederatedDataModule
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader, close_all
-from fl_lightning.flower.site.data import SiteData
 
 # ------ The order of a client's examples is the seed's alone, whoever reads them
 
@@ -76,33 +75,14 @@ def test_the_examples_of_all_clients_are_in_the_next_permutation_of_the_global_s
     assert all(torch.equal(torch.cat([numbers for numbers, _ in loader]), NUMBERS[order]) for order in expected)
 
 
-def test_a_site_over_bytes_reads_its_rows_in_that_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, asked = [], []
-
-    def step(self: Any, batch: Any, index: int, own: Any = ClassificationTask.training_step) -> Any:
-        read.append(batch[0].clone())
-        return own(self, batch, index)
-
-    def client(self: Any, number: int, seed: int, *more: Any, own: Any = SiteData.client) -> Any:
-        asked.append((seed, self.whole.datamodule.train_set.tensors[0]))
-        return own(self, number, seed, *more)
-
-    monkeypatch.setattr(ClassificationTask, "training_step", step)
-    monkeypatch.setattr(SiteData, "client", client)
-    assert not told(work(north(), local={"threads": 1, "max_epochs": 3}))
-    ((seed, rows),) = asked
-    expected = torch.Generator().manual_seed(seed)
-    assert torch.equal(torch.cat(read), torch.cat([rows[torch.randperm(24, generator=expected)] for _ in range(3)]))
-
-
 # ------ Workers that stay for all clients and rounds
 
 
 class Lazy(Dataset):
     """Examples that are read one by one; noise from three sources of random numbers, and who read it."""
 
-    def __init__(self, n: int = sum(SIZES), noise: float = 0.0) -> None:
-        self.x, self.y = blobs(n, 1)
+    def __init__(self, noise: float = 0.0) -> None:
+        self.x, self.y = blobs(sum(SIZES), 1)
         self.noise = noise
 
     def __len__(self) -> int:
@@ -116,18 +96,6 @@ class Lazy(Dataset):
 class Readers(Lazy):
     def __getitem__(self, index: int) -> Any:
         return index, os.getpid()
-
-
-class LazyBlobs(L.LightningDataModule):
-    def __init__(self, workers: int) -> None:
-        super().__init__()
-        self.workers, self.dataset = workers, Lazy()
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.dataset, batch_size=5, shuffle=True, num_workers=self.workers)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(Lazy(), batch_size=16, num_workers=self.workers)
 
 
 @pytest.fixture(autouse=True)
@@ -174,10 +142,11 @@ def test_random_transforms_depend_on_seed_and_batch_alone():
     assert not torch.equal(once[:12], once[12:])
 
 
-def final(workers: int, sizes: Any = SIZES, **local: Any) -> dict[str, torch.Tensor]:
+def final(workers: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(2)
     module = Plain()
-    federate(module, 2, data=LazyBlobs(workers), partitioner=Consecutive(sizes), local=LocalTraining(max_epochs=2, **local))
+    training = DataLoader(Lazy(), 5, shuffle=True, num_workers=workers)
+    federate(module, 2, data=Own(training, DataLoader(Lazy(), 16, num_workers=workers)))
     return weights(module)
 
 

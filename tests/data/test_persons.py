@@ -12,7 +12,7 @@ import pytest
 import shake
 import torch
 from against_hand import Updates
-from client_sites import Visits, of_persons
+from client_sites import Visits, fitted, of_persons
 from dp_accounting.pld import PLDAccountant
 from federations import Blobs, Consecutive, Plain, every_round, federate, ready, trainer
 from hypothesis import given
@@ -170,11 +170,10 @@ def test_persons_of_clients_that_are_read_when_they_are_drawn():
         return of_persons(12, np.arange(12) // 4)
 
     data = fl.FederatedDataModule(Opened(opened, [12, 12], 32))
-    run = trainer(1, fl.FederatedOrchestrator(local=fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0))))
     with pytest.raises(
         fl.ConfigurationError, match=r"persons are not known beforehand, which 'federation.local.privacy' needs"
     ):
-        run.fit(Plain(), data)
+        fitted(data, rounds=1, local=fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0)))
     assert data.evaluated_persons(1, "training").tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
@@ -219,13 +218,9 @@ def spent_by_persons(data: fl.FederatedDataModule, persons: Any, turns: Iterable
 def test_epsilon_of_a_person_is_composed_over_the_clients_that_hold_its_rows(recwarn):
     """60 persons with 5 rows each, of whom most are at all four clients, in cohorts of three: by two accountants."""
     persons = np.array([f"p{k % 60}" for k in range(300)])
-    federation = fl.FederatedOrchestrator(
-        local=fl.LocalTraining(max_epochs=1, privacy=fl.ExamplePrivacy(1.0, 1.2, 1e-5)), clients_per_round=3
-    )
-    data = fl.FederatedDataModule(Visits(persons, n=300), fl.IIDPartitioner(4))
-    updates = Updates()
-    run = trainer(3, federation, updates)
-    run.fit(Plain(), data)
+    local = fl.LocalTraining(max_epochs=1, privacy=fl.ExamplePrivacy(1.0, 1.2, 1e-5))
+    data, updates = fl.FederatedDataModule(Visits(persons, n=300), fl.IIDPartitioner(4)), Updates()
+    _, run = fitted(data, updates, rounds=3, local=local, clients_per_round=3)
     turns = [(1.2, update.client) for updates_of in updates.rounds for update in updates_of]
     each = spent_by_persons(data, persons, turns, 1e-5)
     told = float(run.logged_metrics["federation/epsilon_of_examples"])
@@ -258,8 +253,7 @@ def test_noise_is_solved_for_the_persons_at_several_clients(tmp_path):
 def test_a_public_share_is_at_all_clients():
     """Of a row that every client trains on besides its own: the steps of both clients."""
     data = fl.FederatedDataModule(Blobs(n=41), fl.IIDPartitioner(2), public_share=0.2)
-    run = trainer(1, fl.FederatedOrchestrator(local=fl.LocalTraining(max_epochs=1, privacy=fl.ExamplePrivacy(1.0, 1.2, 1e-3))))
-    run.fit(Plain(), data)
+    _, run = fitted(data, rounds=1, local=fl.LocalTraining(max_epochs=1, privacy=fl.ExamplePrivacy(1.0, 1.2, 1e-3)))
     sizes = [len(own) + len(data.splits.public) for own in data.splits.training]
     steps = [(1.2, 5 / size, math.ceil(size / 5)) for size in sizes]
     assert float(run.logged_metrics["federation/epsilon_of_examples"]) == pytest.approx(composed(steps, 1e-3), rel=0.01)

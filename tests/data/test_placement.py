@@ -5,10 +5,10 @@ import weakref
 
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, federate, ready, trainer
+from federations import Blobs, Consecutive, Plain, blobs, changed, federate, ready
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import FederatedDataModule, LocalTraining
 from fl_lightning.clients.stacked.stack import ClientStack
 from fl_lightning.clients.trainer import _ResidentStrategy, is_on
 from fl_lightning.data import TensorLoader, client_datasets
@@ -35,19 +35,11 @@ def test_a_cpu_keeps_what_it_has():
     assert data.client_datasets.training_loader(1, 0, False, False).tensors is data.client_datasets.source.dataset.tensors
 
 
-class Tensors(Blobs):
-    def __init__(self, **settings):
-        super().__init__()
-        self.settings = settings
-
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(*self.train), batch_size=5, shuffle=True, **self.settings)
-
-
 @pytest.mark.parametrize(("settings", "there"), [({}, True), ({"drop_last": True}, True), ({"collate_fn": list}, False)])
 def test_only_what_is_indexed_is_placed(monkeypatch, settings, there):
     monkeypatch.setattr("fl_lightning.data.client_datasets.free_memory", lambda device: 2**30)
-    data = ready(FederatedDataModule(Tensors(**settings), Consecutive()))
+    source = changed("train", DataLoader(TensorDataset(*blobs(40, 1)), 5, **settings))
+    data = ready(FederatedDataModule(source, Consecutive()))
     data.place(META)
     loader = data.client_datasets.training_loader(1, 0, False, False)
     tensors = loader.tensors if there else loader.dataset.dataset.tensors
@@ -76,9 +68,9 @@ def test_hooks_that_move_batches_get_them_where_they_were(monkeypatch):
         def on_before_batch_transfer(self, batch, dataloader_idx):
             return batch
 
-    for module, times in ((Plain(), 1), (Mover(), 1)):
-        trainer(1, FederatedOrchestrator()).fit(module, FederatedDataModule(Blobs(), Consecutive()))
-        assert len(seen) == times
+    federate(Plain(), 1)
+    federate(Mover(), 1)
+    assert len(seen) == 1
 
 
 @pytest.mark.slow

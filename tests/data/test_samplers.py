@@ -1,44 +1,22 @@
-"""Samplers of a training loader are carried over to the clients, or refused by name."""
+"""Samplers of a training loader are carried over to the clients."""
 
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from federations import Consecutive, blobs, ready
+from client_sites import Own
+from federations import Consecutive, ready
 from torch.utils import data as sets
 
-from fl_lightning import ConfigurationError, DataError, FederatedDataModule, LabelAveraging
+from fl_lightning import FederatedDataModule
 
 SIZE = 40
 
 
-class Sampled(L.LightningDataModule):
-    """The usual blobs, or the examples' own numbers, with a sampler."""
-
-    def __init__(self, sampler: Any, numbers: bool = False, **settings: Any) -> None:
-        super().__init__()
-        self.sampler, self.settings = sampler, {"batch_size": 5, "generator": torch.Generator(), **settings}
-        self.examples = sets.TensorDataset(torch.arange(SIZE)) if numbers else sets.TensorDataset(*blobs(SIZE, 1))
-
-    def train_dataloader(self) -> Any:
-        if isinstance(self.sampler, sets.BatchSampler):
-            return sets.DataLoader(self.examples, batch_sampler=self.sampler)
-        return sets.DataLoader(self.examples, sampler=self.sampler, **self.settings)
-
-
-class Backwards(sets.Sampler[int]):
-    def __len__(self) -> int:
-        return SIZE
-
-    def __iter__(self) -> Any:
-        return iter(range(SIZE - 1, -1, -1))
-
-
 def read(sampler: Any, client: int = 0, seed: int = 1, sizes: Any = (10, 30)) -> tuple[list[int], Any]:
     """What a client reads in one epoch, and its loader."""
-    data = ready(FederatedDataModule(Sampled(sampler, numbers=True), Consecutive(sizes)))
-    loader = data.client(client, seed).train_dataloader()
+    source = sets.DataLoader(sets.TensorDataset(torch.arange(SIZE)), 5, sampler=sampler, generator=torch.Generator())
+    loader = ready(FederatedDataModule(Own(source), Consecutive(sizes))).client(client, seed).train_dataloader()
     return torch.cat([batch[0] for batch in loader]).tolist(), loader
 
 
@@ -74,34 +52,3 @@ def test_draws_depend_on_the_turn_alone(make):
     assert read(sampler, seed=2)[0] != first
     assert read(sampler, seed=1)[0] == first
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: sets.BatchSampler(sets.SequentialSampler(range(SIZE)), 2, False),
-            "uses BatchSampler, which cannot be divided",
-        ),
-        (Backwards, "uses Backwards, which cannot .* 'shuffle', WeightedRandomSampler or SubsetRandomSampler, or give"),
-        (lambda: sets.SubsetRandomSampler([3, 3, 4]), "uses SubsetRandomSampler, which cannot be divided"),
-        (lambda: sets.SubsetRandomSampler([3, SIZE]), "uses SubsetRandomSampler, which cannot be divided"),
-        (lambda: sets.SubsetRandomSampler(range(20, 30)), "from 0 to 39, but there are 10 .* never reads\). Return indices"),
-    ],
-)
-def test_what_cannot_be_carried_over(make, message):
-    with pytest.raises(DataError, match=message):
-        read(make())
-
-
-def test_samplers_beside_other_settings():
-    data = ready(
-        FederatedDataModule(Sampled(sets.SubsetRandomSampler(range(SIZE))), Consecutive((10, 30)), rebalancing=LabelAveraging())
-    )
-    with pytest.raises(
-        ConfigurationError, match=r"rebalancing' must be off if the training loader draws .* \(SubsetRandomSampler"
-    ):
-        data.client(0, 1)
-    data = FederatedDataModule(Sampled(None, numbers=True, batch_size=None), Consecutive((10, 30)))
-    with pytest.raises(DataError, match=r"uses a loader with batch_size=None, which cannot be divided"):
-        data.setup("fit")

@@ -44,16 +44,6 @@ def test_yes_and_no_are_categories_as_they_are_written():
     assert schema.fields[0].enum == ("no", "yes", "1e3", "007")
 
 
-def test_the_text_of_a_schema_is_that_schema():
-    further = (
-        "  - {name: last, type: date, since: 2020-01-01, constraints: {minimum: 2019-01-01}, missing: {constant: 2021-02-03}}",
-        "  - {name: ward, type: integer, constraints: {enum: [1, 2]}, missing: {indicator: 2}}",
-        "  - {name: fever, type: boolean, missing: {constant: yes}}",
-    )
-    schema = parse_schema(SCHEMA.replace("target:", "\n".join([*further, "target:"])))
-    assert parse_schema(schema.text, is_json=True) == schema
-
-
 def test_what_counts_for_the_digest():
     schema = parse_schema(SCHEMA)
     same = [

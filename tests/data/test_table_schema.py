@@ -19,12 +19,6 @@ from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, expected, write_expo
 from fl_lightning import FederatedDataModule, TableDataModule
 
 
-@pytest.fixture
-def schema() -> str:
-    Path("schema.yaml").write_text(SCHEMA)
-    return "schema.yaml"
-
-
 def set_up(path: Any, **more: Any) -> TableDataModule:
     return small_tables.set_up(path, **{"standardize": False, "test_share": 0.0, **more})
 
@@ -32,9 +26,9 @@ def set_up(path: Any, **more: Any) -> TableDataModule:
 # ------------------------------------------------------------------ unlike exports, equal tensors
 
 
-def test_three_unlike_exports_are_the_clean_table(schema):
+def test_three_unlike_exports_are_the_clean_table():
     """Each as a client of its own: the same features, classes and rows."""
-    frame = clean()
+    frame, schema = clean(), write("schema.yaml", SCHEMA)
     paths, own = write_exports(Path("exports"), frame), {"schema": schema, "standardize": False, "test_share": 0.0}
     with pytest.warns(UserWarning, match=r"Further columns are ignored: 'exports/north.csv' has ward\."):
         data = ready(FederatedDataModule.from_clients({n: TableDataModule(paths[n], **own, **SETTINGS[n]) for n in NAMES}))
@@ -82,9 +76,6 @@ def test_dates_are_those_of_pandas():
     pd.DataFrame({"day": days.strftime("%Y-%m-%d"), "other": days.strftime("%d/%m/%y"), "n": 1}).to_csv("x.csv", index=False)
     data = set_up("x.csv", schema=small("name: day, type: date, since: 2000-02-29", "name: n, type: number"))
     assert data.train_set.tensors[0][:, 0].tolist() == (days - pd.Timestamp("2000-02-29")).days.tolist()
-    pd.DataFrame({"day": days, "n": 1}).to_parquet("x.parquet")
-    again = set_up("x.parquet", schema="small.yaml")
-    assert torch.equal(again.train_set.tensors[0], data.train_set.tensors[0])
 
 
 @pytest.mark.parametrize("scale", [0.0254, 1 / 88.4, -0.5, 3])
@@ -141,22 +132,14 @@ def test_missing_categories_and_markers_of_one_file():
     ("content", "csv"),
     [
         ('age,n\n"1,5",2\n"2,25",3\n', {"decimal": ","}),
-        ("age,n\r1.5,2\r2.25,3\r", {}),
-        ("'age','n'\r\n'1.5','2'\r\n\r\n'2.25','3'\r\n", {"quote": "'"}),
-        ("\ufeffage,n\n+1.5,2\n2.25,+3\n", {}),
-        ("age;n\n1,500;2\n2,250;3\n", {"separator": ";", "decimal": ","}),
-        ("age/n\n1.5/2\n2.25/3\n", {"separator": "/"}),
+        ("age/n\r+1.5/2\r2.25/+3\r", {"separator": "/"}),
+        ("\ufeff'age','n'\r\n'1.5','2'\r\n\r\n'2.25','3'\r\n", {"quote": "'"}),
     ],
 )
 def test_forms_of_csv(content, csv):
-    for encoding in (None, "utf-16", "cp1252"):
-        if encoding == "cp1252" and "\ufeff" in content:
-            continue
-        own = csv | ({"encoding": encoding} if encoding else {})
-        Path("x.csv").write_bytes(content.encode(encoding or "utf-8"))
-        data = set_up("x.csv", target=None, csv=own)
-        assert data.train_set.tensors[0].tolist() == [[1.5, 2], [2.25, 3]]
-        assert set_up("x.csv", target="n", csv=own).train_set.tensors[1].tolist() == [2, 3]
+    Path("x.csv").write_text(content, newline="")
+    assert set_up("x.csv", target=None, csv=csv).train_set.tensors[0].tolist() == [[1.5, 2], [2.25, 3]]
+    assert set_up("x.csv", target="n", csv=csv).train_set.tensors[1].tolist() == [2, 3]
 
 
 def test_tables_of_parquet_without_a_schema():

@@ -32,20 +32,15 @@ def folder():
 
 
 def test_a_file_for_each_client_by_name(folder):
-    """The same rows as in a folder, under other names; a folder's files all belong to its client."""
-    paths = {"ward 1": "clients/ann.csv", "ward 0": "clients/zoe.csv", "ward 2": "clients/bob.csv"}
-    named = set_up(paths, test_share=0.0)
-    whole = set_up(folder, test_share=0.0)
-    assert named.train_set.domains_names == ("ward 0", "ward 1", "ward 2")
-    for path, read in ((Path(folder), whole), ({name: Path(own) for name, own in paths.items()}, named)):
-        assert torch.equal(set_up(path, test_share=0.0).train_set.tensors[0], read.train_set.tensors[0])
-    rows = {name: named.train_set.tensors[0][named.train_set.domains == k] for k, name in enumerate(("zoe", "ann", "bob"))}
-    for k, name in enumerate(("ann", "bob", "zoe")):
-        assert torch.allclose(rows[name], whole.train_set.tensors[0][whole.train_set.domains == k], atol=1e-5)
+    """A folder's files all belong to its client."""
     write("more/bob.csv", "a,b,c,target", *lines(numbers(5, 5)))
     write("more/eve.csv", "a,b,c,target", *lines(numbers(3, 3)))
-    both = set_up({"one": "clients/ann.csv", "two": "more"}, test_share=0.0)
-    assert torch.bincount(both.train_set.domains).tolist() == [30, 8]
+    paths = {"ward 1": "clients/ann.csv", "ward 0": Path("clients/zoe.csv"), "ward 2": "more"}
+    rows = set_up(paths, standardize=False, test_share=0.0).train_set
+    assert rows.domains_names == ("ward 0", "ward 1", "ward 2")
+    assert torch.bincount(rows.domains).tolist() == [12, 30, 8]
+    expected = np.concatenate([numbers(n, n)[:, :3] for n in (12, 30, 5, 3)])
+    np.testing.assert_allclose(rows.tensors[0], expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -61,7 +56,7 @@ def test_names_of_clients_in_yaml_are_texts_as_written(folder, fl):
 
 
 def test_a_folder_has_a_client_for_each_file(folder):
-    base = TableDataModule(folder, standardize=False, test_share=0.0)
+    base = TableDataModule(Path(folder), standardize=False, test_share=0.0)
     data = ready(FederatedDataModule(base, DomainPartitioner()))
     assert [data.client_name(k) for k in range(data.num_clients)] == ["ann", "bob", "zoe"]
     assert data.indices.sizes.tolist() == [30, 5, 12]
@@ -87,15 +82,6 @@ def test_a_column_names_the_clients():
     assert targets.tolist() == [2, 0.5, 8]
     assert data.train_set.domains_names == ("north, 1", "south")
     assert data.train_set.domains.tolist() == [0, 1, 0]
-
-
-def test_features_alone():
-    write("x.csv", "a,b,target", "1,2,3", "4,5,6")
-    data = set_up("x.csv", target=None, standardize=False, test_share=0.0, batch_size=1)
-    (inputs,) = data.train_set.tensors
-    assert inputs.tolist() == [[1, 2, 3], [4, 5, 6]]
-    assert sum(len(batch) for (batch,) in data.train_dataloader()) == 2
-    assert not hasattr(data.train_set, "domains")
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,6 @@ class Digits(Dataset[Any]):
         return self.inputs[index], self.targets[index]
 
 
-class Plain(Digits):
-    """The oracle: a dataset that consists of no other."""
-
-    def __init__(self, **own: Any) -> None:
-        super().__init__()
-        vars(self).update(own)
-
-
 class Part(Subset[Any]):
     """Other labels, read as they are told."""
 
@@ -66,8 +58,9 @@ class Joined(ConcatDataset[Any]):
         return inputs, label // 5
 
 
-def described(dataset: Any) -> Any:
-    vars(dataset).update(OWN)
+def saying(dataset: Any, **own: Any) -> Any:
+    """Return a dataset with attributes of its own."""
+    vars(dataset).update(own)
     return dataset
 
 
@@ -76,11 +69,11 @@ def halves() -> list[Subset[Any]]:
 
 
 WRAPPED: dict[str, Callable[[], Any]] = {
-    "a subclass of Subset": lambda: described(Part(Digits(), range(ROWS))),
-    "a subclass of ConcatDataset": lambda: described(Joined(halves())),
-    "a Subset of a subclass": lambda: Subset(described(Part(Digits(), range(ROWS))), range(ROWS)),
-    "a ConcatDataset of a subclass": lambda: ConcatDataset([described(Part(Digits(), range(ROWS)))]),
-    "a part of a subclass": lambda: ClientPart(described(Joined(halves())), range(ROWS)),
+    "a subclass of Subset": lambda: saying(Part(Digits(), range(ROWS)), **OWN),
+    "a subclass of ConcatDataset": lambda: saying(Joined(halves()), **OWN),
+    "a Subset of a subclass": lambda: Subset(saying(Part(Digits(), range(ROWS)), **OWN), range(ROWS)),
+    "a ConcatDataset of a subclass": lambda: ConcatDataset([saying(Part(Digits(), range(ROWS)), **OWN)]),
+    "a part of a subclass": lambda: ClientPart(saying(Joined(halves()), **OWN), range(ROWS)),
 }
 
 
@@ -93,7 +86,7 @@ def divided(dataset: Any, partitioner: Any) -> FederatedDataModule:
 @pytest.mark.parametrize("kind", WRAPPED)
 @pytest.mark.parametrize("partitioner", [ClassesPartitioner(2, 1), ColumnPartitioner("domains")], ids=["labels", "column"])
 def test_a_wrapper_with_labels_and_columns_of_its_own_is_divided_as_a_plain_dataset(kind, partitioner):
-    data, plain = divided(WRAPPED[kind](), partitioner), divided(Plain(**OWN), partitioner)
+    data, plain = divided(WRAPPED[kind](), partitioner), divided(saying(Digits(), **OWN), partitioner)
     for part in ("training", "validation", "test"):
         own, expected = getattr(data.splits, part), getattr(plain.splits, part)
         assert own.names == expected.names
@@ -105,7 +98,7 @@ def test_a_wrapper_with_labels_and_columns_of_its_own_is_divided_as_a_plain_data
 
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_patients_of_a_wrapper_are_in_one_part_also_at_a_client(kind):
-    data = ready(FederatedDataModule.from_clients({"a": WRAPPED[kind](), "b": Plain(**OWN)}, client_test=0.3))
+    data = ready(FederatedDataModule.from_clients({"a": WRAPPED[kind](), "b": saying(Digits(), **OWN)}, client_test=0.3))
     for client, begin in ((0, 0), (1, ROWS)):
         trained, tested = (
             {OWN["persons"][k - begin] for k in part[client].tolist()} for part in (data.splits.training, data.splits.test)
@@ -142,17 +135,6 @@ class Halved(Digits):
         return inputs, label // 5
 
 
-def transformed(transform: Any) -> Any:
-    dataset = Halved()
-    dataset.target_transform = transform
-    return dataset
-
-
-def labelled(dataset: Any, labels: Any) -> Any:
-    dataset.targets = labels
-    return dataset
-
-
 def of_tensors() -> TensorDataset:
     return TensorDataset(torch.arange(2 * ROWS).reshape(ROWS, 2).float(), torch.arange(ROWS) % 10)
 
@@ -162,11 +144,11 @@ LABELLED: dict[str, tuple[Callable[[], Any], bool]] = {
     "a subclass of ConcatDataset": (lambda: Joined(halves()), False),
     "nested": (lambda: ConcatDataset([Subset(Joined(halves()), range(30)), Part(Digits(), range(30, ROWS))]), False),
     "a subclass that shows the labels inside": (lambda: Told(Digits(), range(ROWS)), True),
-    "a Subset with labels of its own": (lambda: labelled(Subset(of_tensors(), range(ROWS)), OWN["targets"]), True),
-    "tensors with labels of their own": (lambda: labelled(of_tensors(), OWN["targets"]), True),
+    "a Subset with labels of its own": (lambda: saying(Subset(of_tensors(), range(ROWS)), targets=OWN["targets"]), True),
+    "tensors with labels of their own": (lambda: saying(of_tensors(), targets=OWN["targets"]), True),
     "a subclass of a dataset with labels": (Halved, True),
     "inside a Subset": (lambda: Subset(Halved(), range(ROWS)[::-1]), True),
-    "a target_transform": (lambda: transformed(lambda label: label // 5), True),
+    "a target_transform": (lambda: saying(Halved(), target_transform=lambda label: label // 5), True),
 }
 """Datasets, and whether they store other labels than they return."""
 
@@ -192,7 +174,7 @@ def test_labels_are_those_that_clients_read(kind):
 @pytest.mark.parametrize("kind", ["a subclass of Subset", "a subclass of ConcatDataset"])
 def test_persons_and_columns_inside_a_wrapper_that_reads_in_its_own_way_are_refused(kind, name):
     """It may return the rows in another order, or some of them twice."""
-    inside = Plain(city=OWN["domains"])
+    inside = saying(Digits(), city=OWN["domains"])
     dataset = Part(inside, range(ROWS)) if kind == "a subclass of Subset" else Joined([inside])
     for wrapped in (dataset, Subset(dataset, range(ROWS)), ConcatDataset([dataset])):
         with pytest.raises(DataError, match=f"overrides how examples are read, so the '{name}' of the data inside may not be"):
@@ -201,14 +183,17 @@ def test_persons_and_columns_inside_a_wrapper_that_reads_in_its_own_way_are_refu
     assert read_column(dataset, name)[1] == ("north", "south")
 
 
-def test_examples_counted_from_the_end_of_joined_datasets():
-    joined = ConcatDataset(
-        [TensorDataset(torch.arange(3), torch.arange(3)), TensorDataset(torch.arange(3, 8), torch.arange(3, 8))]
-    )
+def test_rows_of_joined_datasets_are_in_the_order_asked_for():
+    """Over several datasets in one batch, and counted from the end."""
+    joined = ConcatDataset([TensorDataset(torch.arange(3), torch.arange(3)), TensorDataset(*[torch.arange(10, 15)] * 2)])
     dataset = Subset(joined, [-1, -8])
-    assert [int(row) for row, _ in ClientPart(dataset, [0, 1]).__getitems__([0, 1])] == [7, 0]
-    assert [int(row) for row, _ in ClientPart(dataset, [0, 1]).__getitems__([0])] == [7]
-    assert read_labels(dataset).tolist() == [7, 0]
+    for part, asked, rows in (
+        (ClientPart(dataset, [0, 1]), [0, 1], [14, 0]),
+        (ClientPart(dataset, [0, 1]), [0], [14]),
+        (ClientPart(joined, [5, 0, 6, 2]), [3, 0, 1], [2, 12, 0]),
+    ):
+        assert [int(row) for row, _ in part.__getitems__(asked)] == rows
+    assert read_labels(dataset).tolist() == [14, 0]
 
 
 # ---------------------------------------------------------------- batches
@@ -266,8 +251,3 @@ def test_a_dataset_that_reads_batches_at_once_is_never_read_one_by_one(kind):
         assert rows_of(data.train_dataloader()) == list(range(12))
         assert data.label_counts().tolist() == [[4, 4, 4]]
     data.teardown("fit")
-
-
-def test_batches_over_several_clients_have_the_rows_in_their_order():
-    parts = ConcatDataset([TensorDataset(torch.arange(3)), TensorDataset(torch.arange(10, 14))])
-    assert [int(row) for (row,) in ClientPart(parts, [5, 0, 6, 2]).__getitems__([3, 0, 1])] == [2, 12, 0]

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from client_sites import VAL, Hospital, Images, Missing, Own, Read, fitted, shares
+from client_sites import VAL, Hospital, Images, Missing, Own, Read, fitted, numbers, shares
 from federations import Blobs, Consecutive, Plain, blobs
 from listed import Users, split
 from random_labels import mixed
 from refusing import Refusal, fitting, made, told
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SubsetRandomSampler, TensorDataset
 
 import fl_lightning as fl
 from fl_lightning import ColumnPartitioner, DataError, FederatedDataModule, IIDPartitioner
@@ -48,10 +48,11 @@ CLIENTS = [
     Refusal(lambda: fl.FederatedDataModule(Blobs(), memory_limit=-1).setup("fit"), "'data.memory_limit' must ... in GiB, or"),
     Refusal(public_share_of_persons, "'data.public_share' must be 0 if the data name persons"),
     told(set_up({"a": 3}), "client 'a' are a int, but must be a dataset"),
+    told(set_up({"a": DataLoader(Dataset(), batch_sampler=[[0]])}), "client 'a' are a Dataset, but must ... with '__len__'"),
     told(set_up({"a": TensorDataset(torch.zeros(0, 4), torch.zeros(0))}), "Client 'a' has no examples"),
     *(
         told(set_up({"a": source}), f"Client 'a' trains on a {kind}, but needs a single torch DataLoader. ... batch_size=None)")
-        for source, kind in ((Own([DataLoader(VAL, 5)]), "list"), (WebLoader(), "WebLoader"), (Own(WebLoader()), "WebLoader"))
+        for source, kind in ((Own([DataLoader(VAL, 5)]), "list"), (WebLoader(), "WebLoader"))
     ),
 ]
 
@@ -86,6 +87,43 @@ FILES = [
     ),
     gone(set_up(of_south("len")), "(in the data of client 'south')"),
     gone(labels, "(in example 11, whose label is read)"),
+]
+
+Backwards = made("Backwards", Sampler)
+CARRIED = "'shuffle', WeightedRandomSampler or SubsetRandomSampler, or give"
+
+
+def sampled(words: str, **settings: Any) -> Refusal:
+    data = FederatedDataModule(Own(DataLoader(numbers(), **settings)), Consecutive((10, 30)))
+    return told(lambda: data.setup("fit"), words)
+
+
+def rebalanced() -> None:
+    chosen = Own(DataLoader(numbers(), 5, sampler=SubsetRandomSampler(range(40))))
+    data = FederatedDataModule(chosen, Consecutive((10, 30)), rebalancing=fl.LabelAveraging())
+    data.setup("fit")
+    data.client(0, 1)
+
+
+def collated() -> None:
+    data = from_clients({"a": DataLoader(numbers(), 5, collate_fn=list)}, val=numbers(5))
+    data.setup("fit")
+    data.val_dataloader()
+
+
+SAMPLERS = [
+    sampled("uses BatchSampler, which cannot be divided", batch_sampler=BatchSampler(range(40), 2, False)),
+    sampled(f"uses Backwards, which cannot ... {CARRIED}", sampler=Backwards()),
+    sampled("uses SubsetRandomSampler, which cannot be divided", sampler=SubsetRandomSampler([3, 3, 4])),
+    sampled("uses SubsetRandomSampler, which cannot be divided", sampler=SubsetRandomSampler([3, 40])),
+    sampled("from 0 to 39, but there are 10 ... never reads). Return indices", sampler=SubsetRandomSampler(range(20, 30))),
+    sampled("uses a loader with batch_size=None, which cannot be divided", batch_size=None),
+    told(
+        set_up({"a": Own(DataLoader(numbers(), 5), DataLoader(numbers(), 5, sampler=Backwards()))}),
+        "The validation loader of client 'a' uses Backwards, which cannot be divided among clients. Use",
+    ),
+    Refusal(rebalanced, "rebalancing' must be off if the training loader draws ... (SubsetRandomSampler"),
+    Refusal(collated, "'validation' must be a DataLoader, or 'collate_fn' be passed, since the cl"),
 ]
 
 SCALES = (("a", 9.0), ("b", 1.0))
@@ -171,7 +209,6 @@ def dividing(partitioner, labels, words):
 
 
 PARTITIONER = [
-    Refusal(lambda: fl.TablePartitioner([[1, 2], [3]]), "rows of equal length"),
     Refusal(lambda: fl.TablePartitioner([[1, 2], [0, 0]]), "Client 1 has no data: row ... 'data.partitioner.counts' is all"),
     # labels
     *(told(lambda made=made: made.partition(3, None), f"{type(made).__name__} ... have no labels") for made in BY_LABELS),
@@ -197,4 +234,4 @@ PARTITIONER = [
 ]
 
 
-REFUSALS = [*CLIENTS, *FILES, *PACKAGES, *HOLDINGS, *PARTITIONER]
+REFUSALS = [*CLIENTS, *FILES, *SAMPLERS, *PACKAGES, *HOLDINGS, *PARTITIONER]

@@ -34,12 +34,11 @@ class Store:
 class Opened(LazyClients):
     """Clients that a function opens."""
 
-    def __init__(self, opens: Any, sizes: Any, batch_size: int = 4, val: Any = None, test: Any = None) -> None:
+    def __init__(self, opens: Any, sizes: Any, batch_size: int = 4, val: Any = None) -> None:
         super().__init__(batch_size)
         self._opens, self._sizes = opens, sizes
-        for name, given in (("val_dataloader", val), ("test_dataloader", test)):
-            if given is not None:
-                vars(self)[name] = lambda given=given: given
+        if val is not None:
+            vars(self)["val_dataloader"] = lambda: val
 
     def num_examples(self) -> Any:
         return self._sizes
@@ -48,20 +47,18 @@ class Opened(LazyClients):
         return self._opens(client)
 
 
-def lazily(store: Any, sizes: Any = SIZES, val: Any = None, test: Any = None, **settings: Any) -> FederatedDataModule:
-    return FederatedDataModule(Opened(store, sizes, 4, val, test), **settings)
+def lazily(store: Any, sizes: Any = SIZES, val: Any = None, **settings: Any) -> FederatedDataModule:
+    return FederatedDataModule(Opened(store, sizes, val=val), **settings)
 
 
 def at_once(listed: bool = False) -> FederatedDataModule:
     return FederatedDataModule.from_clients({str(k): Store(listed)(k) for k in range(4)}, batch_size=4)
 
 
-def fit(data: FederatedDataModule, rounds: int = 2, *callbacks: Any, engine: str = "fabric", **settings: Any) -> Any:
+def fit(data: Any, rounds: int = 2, *callbacks: Any, engine: str = "fabric", ckpt_path: Any = None, **local: Any) -> Any:
     """Return the weights after a federation of two clients a round."""
-    local = LocalTraining(engine=engine, **settings.pop("local", {}))
-    federation = FederatedOrchestrator(local=local, clients_per_round=2, **settings.pop("federation", {}))
-    run = trainer(rounds, federation, *callbacks, enable_checkpointing=bool(callbacks))
+    federation = FederatedOrchestrator(local=LocalTraining(engine=engine, **local), clients_per_round=2)
     torch.manual_seed(0)
     module = Plain()
-    run.fit(module, data, **settings)
+    trainer(rounds, federation, *callbacks, enable_checkpointing=bool(callbacks)).fit(module, data, ckpt_path=ckpt_path)
     return weights(module)

@@ -15,7 +15,7 @@ from fl_lightning.config.files import write_new
 from fl_lightning.data.labels import class_name, ordered_classes
 from fl_lightning.data.schema import Field, day_of, shown
 from fl_lightning.data.schema_file import parse_schema
-from fl_lightning.data.table_export import Export, csv_form
+from fl_lightning.data.table_export import csv_form
 from fl_lightning.data.table_file import SourceTable, read_source
 from fl_lightning.errors import DataError, did_you_mean
 from fl_lightning.utilities.argument_parser import ArgumentParser
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     if not given.table.is_file():
         raise DataError(f"'{given.table}' is not a file. Set '--from' to a table.")
     try:
-        export = Export(csv_form(yaml.safe_load(given.csv), "--csv"))
+        export = csv_form(yaml.safe_load(given.csv), "--csv")
     except yaml.YAMLError as error:
         raise DataError(f"'--csv' is not YAML ({' '.join(str(error).split())}). Put it in single quotes.") from error
     text = propose(read_source(given.table, export), given.target)
