@@ -33,6 +33,7 @@ SETTINGS: dict[str, Any] = {
     "limits": {"limit_train_batches": 0.6},
     "two at a time": {"stack_size": 2, "sizes": (8, 13, 5, 9, 5)},
     "transfer hooks": {"data": Transferred},
+    "compiled": {"compile": True},
     "mediators": {"server": {"route": lambda: fl.Mediators(2)}},
 }
 
@@ -41,11 +42,6 @@ SETTINGS: dict[str, Any] = {
 @pytest.mark.parametrize("name", tier_1(SETTINGS, "clip norm", "accumulate", "two at a time"))
 def test_settings_give_the_same_model(name):
     assert same(lambda: Plain(batchnorm=name != "mediators", momentum=0.9), **SETTINGS[name]) == []
-
-
-@pytest.mark.slow
-def test_a_compiled_step_gives_the_same_model():
-    assert same(Plain, compile=True) == []
 
 
 OPTIMIZERS = {
@@ -69,10 +65,9 @@ def test_schedules_give_the_same_model(interval):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_only_the_optimizers_parameters_count_for_clipping(mu):
+def test_only_the_optimizers_parameters_count_for_clipping():
     last = variant(configure_optimizers=lambda self: optim.SGD(self.net[2].parameters(), lr=0.1))
-    assert same(last, gradient_clip_val=0.05, proximal_mu=mu) == []
+    assert same(last, gradient_clip_val=0.05, proximal_mu=0.5) == []
 
 
 class Folded(nn.Module):

@@ -42,11 +42,13 @@ class TurnsSeed(Callback):
             torch.manual_seed(derive_seed(0, trainer.current_epoch // self.epochs, 0, "training"))
 
 
-def plain_weights(make: Make, rounds: int, epochs: int, dtype: Any, flags: dict[str, Any]) -> dict[str, Tensor]:
+def plain_weights(
+    make: Make, rounds: int, epochs: int, dtype: Any, flags: dict[str, Any], callbacks: list[Callback]
+) -> dict[str, Tensor]:
     """The weights of plain Lightning training over all epochs of all rounds."""
     torch.manual_seed(3)
     module = make().to(dtype)
-    run = trainer(rounds * epochs, TurnsSeed(epochs), **flags)
+    run = trainer(rounds * epochs, TurnsSeed(epochs), *callbacks, **flags)
     run.fit(module, InOrder(Blobs(SIZE, dtype=dtype).train))
     return weights(module)
 
@@ -87,7 +89,7 @@ def distance_from_plain(
     shared = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "precision", "limit_train_batches")
     precision = {"precision": "64-true"} if dtype is torch.float64 else {}
     flags = precision | {name: local[name] for name in shared if name in local}
-    plain = plain_weights(make, rounds, epochs, dtype, flags)
+    plain = plain_weights(make, rounds, epochs, dtype, flags, copy.deepcopy(local.get("callbacks", [])))
     settings = {"engine": engine, "max_epochs": epochs, "optimizer_state": "kept", **precision, **local}
     outer = {"precision": flags["precision"]} if "precision" in flags else {}
     found = federated_weights(make, rounds, dtype, outer, parts or {}, **settings)
