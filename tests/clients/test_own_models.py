@@ -108,12 +108,10 @@ def test_an_own_model_is_exported(settings, tmp_path, capsys):
 
 def test_there_is_nothing_to_export_where_clients_keep_nothing(tmp_path, capsys):
     flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-    for strategy, rounds, message in (
-        (fl.FedAvg(), 1, "holds no client's state"),
-        (fl.FedDyn(), 1, "holds no model of client 1's own"),
-    ):
+    told = (fl.FedAvg(), "holds no client's state"), (fl.FedDyn(), "holds no model of client 1's own")
+    for strategy, message in told:
         checkpoint = fl.LastCheckpoint(dirpath=str(tmp_path / type(strategy).__name__))
-        run = trainer(rounds, fl.FederatedOrchestrator(strategy), checkpoint, **flags)
+        run = trainer(1, fl.FederatedOrchestrator(strategy), checkpoint, **flags)
         run.fit(Plain(), fl.FederatedDataModule(Blobs(), Consecutive()))
         with pytest.raises(SystemExit):
             export_main(["--client", "1", "--ckpt_path", f"{checkpoint.dirpath}/last.ckpt"])

@@ -6,9 +6,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from algorithms import ALGORITHMS, prepare
 from engine_runs import optimized, variant
-from federations import Blobs, Plain, federate, trainer, weights
+from federations import Blobs, Plain, federate, weights
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
@@ -148,29 +147,6 @@ def test_steps_that_gradient_scaling_leaves_out_do_not_count():
     assert trained.update.num_steps < run.global_step
     assert trained.rates == pytest.approx(0.2 * trained.update.num_steps)
     assert any(not torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("precision", ["auto", "16-mixed", "bf16-mixed"])
-def test_amp_on_a_gpu(precision):
-    accuracy = {}
-    for chosen in ("32-true", precision):
-        L.seed_everything(0, verbose=False)
-        local = LocalTraining(max_epochs=2, precision=chosen, proximal_mu=0.01, gradient_clip_val=1.0)
-        run = federate(Plain(), 4, local=local, accelerator="gpu")
-        accuracy[chosen] = float(run.callback_metrics["val_acc"])
-        assert torch.isfinite(run.callback_metrics["federation/loss"])
-    assert accuracy[precision] == pytest.approx(accuracy["32-true"], abs=0.05)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_on_a_gpu(algorithm):
-    module, data, federation = prepare(algorithm)
-    run = trainer(3, federation, accelerator="gpu")
-    run.fit(module, data)
-    assert run.global_step == 3
-    assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

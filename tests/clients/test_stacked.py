@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import JitteredBlobs, Transferred, differences, optimized, scheduled, stepping, tier_1, variant
+from engine_runs import JitteredBlobs, Transferred, differences, optimized, stepping, tier_1, variant
 from federations import CLASSES, Blobs, Consecutive, Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,12 +56,6 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", tier_1(OPTIMIZERS, "adamw"))
 def test_optimizers_give_the_same_model(name):
     assert same(optimized(OPTIMIZERS[name])) == []
-
-
-@pytest.mark.parametrize("interval", tier_1(["step", "epoch"], "step"))
-def test_schedules_give_the_same_model(interval):
-    halving = scheduled(lambda o: optim.lr_scheduler.StepLR(o, 1, 0.5), interval=interval)
-    assert same(halving, lr_decay=0.9, accumulate_grad_batches=2) == []
 
 
 @pytest.mark.slow

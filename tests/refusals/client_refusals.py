@@ -24,6 +24,7 @@ STACKED, LEAN = fl.LocalTraining(engine="stacked"), fl.LocalTraining(engine="fab
 ENDLESS = variant(
     configure_optimizers=lambda self: torch.optim.SGD(self.parameters(), 1 / self.trainer.estimated_stepping_batches)
 )
+CURVE = fl.CalibrationCurve(4)
 FIRST = [fl.PersonalPart(names="net.0")]
 HEAD = [fl.PersonalPart(names="net.2.*")]
 
@@ -143,6 +144,10 @@ REFUSALS = [
     fits("Training changes 'low' ... FedMedian does not cover such tensors", module=Lowest, strategy=fl.FedMedian()),
     fits("ProximalRule, ... but SparseAdam needs sparse gradients. Use Adam, or", module=SPARSE, local=PROXIMAL),
     fits("Stacked clients do not support Embedding with sparse gradients", module=Words, local=STACKED),
+    Refusal(
+        lambda: CURVE.update(torch.tensor([-1.0]), torch.tensor([1])),
+        "CalibrationCurve needs probabilities, but got numbers from -",
+    ),
     Refusal(lambda: refuse_questions({}), "No metric may be asked for here by its class"),
     fits("'trainer.reload_dataloaders_every_n_epochs' is 1, but ... Remove it", flags={"reload_dataloaders_every_n_epochs": 1}),
 ]

@@ -104,7 +104,6 @@ CHANGED: list[tuple[str, Any]] = [
     ("net.0.weight", FREEZING),
     ("net.0.bias", hooked(lambda self: nn.init.zeros_(self.net[0].bias))),
     ("Variant.seen", hooked(lambda self: append(self.seen), "on_fit_start", seen=[])),
-    ("Variant.outputs", hooked(AVERAGING, base=stepping(collecting), outputs=[])),
     ("Variant.outputs", hooked(AVERAGING, base=LATE_OUTPUTS, outputs=[])),
 ]
 
@@ -196,25 +195,20 @@ MODULES: dict[str, Any] = {
 }
 
 
-def stacked(module: Any, words: str) -> Refusal:
-    return fits(words, module=module, local=fl.LocalTraining(engine="stacked", max_epochs=2))
-
-
-AGAIN = "returns another loss when it runs again ( ... , then ... stacked clients would share ... 'trainer'"
-STACKED = [
-    *(
-        stacked(module, f"of Variant changes '{name}' or what it ... clients would share. Set ... 'trainer'")
-        for name, module in CHANGED
-    ),
-    *(stacked(module, f"of Variant {AGAIN}") for module in OTHER_LOSS),
-    *(stacked(module, words) for words, module in MODULES.items()),
-]
-
-
 def on(engine: Any, words: str, module: Any = Plain, parts: Any = None, **local: Any) -> Refusal:
     return fits(words, module=module, local=fl.LocalTraining(engine=engine, **local), **(parts or {}))
 
 
+TWICE = {"max_epochs": 2}
+AGAIN = "returns another loss when it runs again ( ... , then ... stacked clients would share ... 'trainer'"
+STACKED = [
+    *(
+        on("stacked", f"of Variant changes '{name}' or what it ... clients would share. Set ... 'trainer'", module, **TWICE)
+        for name, module in CHANGED
+    ),
+    *(on("stacked", f"of Variant {AGAIN}", module, **TWICE) for module in OTHER_LOSS),
+    *(on("stacked", words, module, **TWICE) for words, module in MODULES.items()),
+]
 INSTEAD = ", which the engine 'fabric' of local training does not {}. Set 'federation.local.engine' to 'trainer'."
 UNFOLLOWED, UNPROVIDED = INSTEAD.format("follow"), INSTEAD.format("provide")
 FABRIC: dict[str, Any] = {
