@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import JitteredBlobs, Transferred, differences, optimized, stepping, tier_1, variant
+from engine_runs import JitteredBlobs, Transferred, built, differences, optimized, stepping, tier_1, variant
 from federations import CLASSES, Blobs, Consecutive, Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,12 +111,10 @@ BODIES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tier_1(BODIES, "dropout", "one layer twice, and tied"))
 def test_networks_give_the_same_model(name):
-    def make():
-        module = Plain()
-        module.net = nn.Sequential(nn.Linear(4, 4), BODIES[name](), nn.Linear(4, CLASSES))
-        return module
+    def between(self: Any) -> None:
+        self.net = nn.Sequential(nn.Linear(4, 4), BODIES[name](), nn.Linear(4, CLASSES))
 
-    assert same(make, sizes=(8, 13, 5, 9, 5), proximal_mu=0.1) == []
+    assert same(built(between), sizes=(8, 13, 5, 9, 5), proximal_mu=0.1) == []
 
 
 class Smoothed(Plain):
@@ -187,19 +185,13 @@ def test_training_steps_give_the_same_model(name):
 
 
 def test_an_evaluation_leaves_nothing_behind_for_the_clients():
-    class Evaluated(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.factor = 1.0
+    def validate(self: Any, batch: Any, batch_idx: int) -> None:
+        Plain.validation_step(self, batch, batch_idx)
+        self.factor = 3.0
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            super().validation_step(batch, batch_idx)
-            self.factor = 3.0
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return self.factor * F.cross_entropy(self(batch[0]), batch[1])
-
-    assert same(Evaluated, server={"strategy": lambda: fl.AdaFed("val_acc")}) == []
+    scaled = stepping(lambda self, x, y, _: self.factor * F.cross_entropy(self(x), y))
+    evaluated = built(lambda self: setattr(self, "factor", 1.0), scaled, validation_step=validate)
+    assert same(evaluated, server={"strategy": lambda: fl.AdaFed("val_acc")}) == []
 
 
 @pytest.mark.slow

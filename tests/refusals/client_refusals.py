@@ -1,6 +1,6 @@
 """What clients cannot do: models, phases and further passes of their own, kept state, and modules that cannot be copied."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from algorithms import Following
@@ -44,20 +44,6 @@ class Named(Plain):
         return self.last(h)
 
 
-class Lowest(Plain):
-    """Finds the smallest input, from infinity on."""
-
-    extreme_buffers: ClassVar = {"low": "min"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("low", torch.tensor(torch.inf))
-
-    def training_step(self, batch, batch_idx):
-        self.low = torch.minimum(self.low, batch[0].min())
-        return super().training_step(batch, batch_idx)
-
-
 class Switching(Plain):
     """Has another kind of optimizer in its second turn."""
 
@@ -71,6 +57,12 @@ class Switching(Plain):
 
 
 SCRIPTED = built(lambda self: self.net.__setitem__(0, torch.jit.script(self.net[0])))
+LOWEST = built(
+    lambda self: self.register_buffer("low", torch.tensor(torch.inf)),
+    extreme_buffers={"low": "min"},
+    on_train_batch_start=lambda self, batch, _: setattr(self, "low", torch.minimum(self.low, batch[0].min())),
+)
+"""Finds the smallest input, from infinity on."""
 HIDDEN_LAYERS = built(
     lambda self: setattr(self, "heads", [nn.Linear(3, 3)]),
     forward=lambda self, x: self.heads[0](self.net(x)),
@@ -141,7 +133,7 @@ REFUSALS = [
     fits("Training replaced the layer of 'net.0.weight' of Variant", module=replacing(nn.Linear)),
     fits("Cannot copy 'net.0.weight' of Variant ... torch.jit.script", module=SCRIPTED),
     fits("optimizers of Variant train 2 tensors that it does not contain, the first of shape (3,", module=HIDDEN_LAYERS),
-    fits("Training changes 'low' ... FedMedian does not cover such tensors", module=Lowest, strategy=fl.FedMedian()),
+    fits("Training changes 'low' ... FedMedian does not cover such tensors", module=LOWEST, strategy=fl.FedMedian()),
     fits("ProximalRule, ... but SparseAdam needs sparse gradients. Use Adam, or", module=SPARSE, local=PROXIMAL),
     fits("Stacked clients do not support Embedding with sparse gradients", module=Words, local=STACKED),
     Refusal(

@@ -6,12 +6,13 @@ from typing import Any
 
 import lightning as L
 import torch
+from engine_runs import Collect
 from federations import SIZES, Blobs, Consecutive, federate, trainer, weights
 from lightning.pytorch import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederationCallback, LocalTraining
+from fl_lightning import LocalTraining
 from fl_lightning.functional.seeding import derive_seed
 
 Make = Callable[[], L.LightningModule]
@@ -99,27 +100,17 @@ def distance_from_plain(
     return max(float((plain[name].double() - found[name].double()).abs().max()) for name in plain if name not in without)
 
 
-class Models(FederationCallback):
-    """Keeps what each client sent."""
-
-    def __init__(self) -> None:
-        self.sent: dict[int, Tensor] = {}
-
-    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
-        self.sent[update.client] = update.snapshot.vector.clone()
-
-
 def client_by_client(make: Make, **local: Any) -> float:
     """How far the clients of a first round are from plain training, each alone, from the same start."""
     torch.manual_seed(3)
-    module, models = make().double(), Models()
+    module, sent = make().double(), Collect()
     start = copy.deepcopy(module)
     data, flags = Blobs(shuffle=False, dtype=torch.float64), {"precision": "64-true"}
-    federate(module, 1, models, data=data, local=LocalTraining(precision="64-true", **local), flags=flags)
-    found = []
+    federate(module, 1, sent, data=data, local=LocalTraining(precision="64-true", **local), flags=flags)
+    found, models = [], {update.client: update.snapshot.vector for update in sent.updates}
     for client, examples in enumerate(zip(*(part.split(list(SIZES)) for part in data.train), strict=True)):
         alone = copy.deepcopy(start)
         trainer(1, precision="64-true").fit(alone, InOrder(examples))
         vector = torch.cat([parameter.detach().reshape(-1) for parameter in alone.parameters()])
-        found.append(float((vector - models.sent[client][: len(vector)]).abs().max()))
+        found.append(float((vector - models[client][: len(vector)]).abs().max()))
     return max(found)
