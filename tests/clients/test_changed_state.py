@@ -65,7 +65,7 @@ def test_other_optimizers_in_the_middle_of_a_training_are_refused(make, engine):
     settings: dict[str, Any] = {"engine": engine, "optimizer_state": "kept", "max_epochs": 1}
     said = rf"{make.__name__} or a callback .* 'trainer.optimizers' or their schedules .* those of 'configure_optimizers'"
     with pytest.raises(ConfigurationError, match=said):
-        federated_weights(make, 3, torch.float64, {}, {}, **settings)
+        federated_weights(make, 3, torch.float64, {}, **settings)
     assert distance_from_plain(make, engine, rounds=1, epochs=3, progress="round") < 1e-12
 
 

@@ -1,5 +1,6 @@
 """The engine ``stacked`` against ``trainer``, compiled too: the same within rounding, each client with its own dropout."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,11 +19,7 @@ from fl_lightning.clients.stacked import step as stacked_step
 from fl_lightning.clients.stacked.fit import StackedFit
 from fl_lightning.clients.stacked.step import padded_size
 
-NEAR = 1e-5
-
-
-def same(make: Any, tolerance: float = NEAR, **options: Any) -> list[str]:
-    return differences("stacked", make, tolerance, **options)
+same = partial(differences, "stacked", tolerance=1e-5)
 
 
 SETTINGS: dict[str, Any] = {

@@ -3,6 +3,7 @@
 import itertools
 import random
 import secrets
+from collections import deque
 from typing import Any, ClassVar
 
 import lightning as L
@@ -80,7 +81,7 @@ def collecting(self, x, y, batch_idx):
 
 
 HELD = [
-    holding(lambda: {"n": []}, lambda held: append(held["n"])),
+    holding(lambda: {"n": deque()}, lambda held: append(held["n"])),
     holding(lambda: np.zeros(1), lambda array: 1 + 0.1 * float(np.add(array, 1, out=array)[0])),
     holding(Counter, lambda counter: counter()),
     holding(Counter, lambda counter: append(counter.seen)),

@@ -54,14 +54,12 @@ def plain_weights(
     return weights(module)
 
 
-def federated_weights(
-    make: Make, rounds: int, dtype: Any, flags: dict[str, Any], parts: dict[str, Any], **local: Any
-) -> dict[str, Tensor]:
+def federated_weights(make: Make, rounds: int, dtype: Any, flags: dict[str, Any], **local: Any) -> dict[str, Tensor]:
     """The weights of a federation of the one client that has all data."""
     torch.manual_seed(3)
     module = make().to(dtype)
     data = Blobs(SIZE, shuffle=False, dtype=dtype)
-    federate(module, rounds, data=data, partitioner=Consecutive([SIZE]), local=LocalTraining(**local), flags=flags, **parts)
+    federate(module, rounds, data=data, partitioner=Consecutive([SIZE]), local=LocalTraining(**local), flags=flags)
     return weights(module)
 
 
@@ -71,7 +69,6 @@ def distance_from_plain(
     rounds: int = 3,
     epochs: int = 2,
     dtype: Any = torch.float64,
-    parts: dict[str, Any] | None = None,
     without: tuple[str, ...] = (),
     **local: Any,
 ) -> float:
@@ -83,7 +80,6 @@ def distance_from_plain(
         rounds: N.
         epochs: E.
         dtype: of the weights and inputs.
-        parts: settings of the federation besides ``local``.
         without: tensors that are not compared.
         local: settings of the local training; those that a Trainer has too are the plain run's flags.
     """
@@ -93,7 +89,7 @@ def distance_from_plain(
     plain = plain_weights(make, rounds, epochs, dtype, flags, copy.deepcopy(local.get("callbacks", [])))
     settings = {"engine": engine, "max_epochs": epochs, "optimizer_state": "kept", **precision, **local}
     outer = {"precision": flags["precision"]} if "precision" in flags else {}
-    found = federated_weights(make, rounds, dtype, outer, parts or {}, **settings)
+    found = federated_weights(make, rounds, dtype, outer, **settings)
     assert plain.keys() == found.keys()
     moved = {name for name, tensor in found.items() if tensor.is_floating_point() and tensor.dtype != dtype}
     assert not moved
