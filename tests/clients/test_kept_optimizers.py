@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import variant
+from engine_runs import Manual, variant
 from federations import Plain, federate
 from plain_training import distance_from_plain
 from torch.nn import functional as F
@@ -87,17 +87,13 @@ class Pending(Plain):
             self.optimizers().zero_grad()
 
 
-class ByHand(Plain):
+class ByHand(Manual):
     """Raises the momentum and lowers the betas by hand, beside a schedule that sets rates alone."""
 
     def configure_optimizers(self) -> Any:
         head = {"params": self.net[2].parameters(), "betas": (0.9, 0.99)}
         first, second = SGD(self.net[0].parameters(), lr=0.1, momentum=0.1), Adam([head], lr=0.01)
         return [first, second], [StepLR(first, 2, 0.5), StepLR(second, 2, 0.5)]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         first, second = self.optimizers()

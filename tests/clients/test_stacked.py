@@ -114,19 +114,16 @@ def test_networks_give_the_same_model(name):
     assert same(built(between), sizes=(8, 13, 5, 9, 5), proximal_mu=0.1) == []
 
 
-class Smoothed(Plain):
-    """Buffers that are replaced, one of them not persistent."""
+def counts_and_averages(self):
+    self.register_buffer("mean", torch.zeros(CLASSES))
+    self.register_buffer("count", torch.ones(()), persistent=False)
 
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(CLASSES))
-        self.register_buffer("count", torch.ones(()), persistent=False)
 
-    def training_step(self, batch, batch_idx):
-        logits = self(batch[0])
-        self.mean = 0.9 * self.mean + 0.1 * logits.detach().mean(0)
-        self.count = self.count + 1
-        return F.cross_entropy(logits - self.mean, batch[1]) / self.count
+def replace_buffers(self, x, y, batch_idx):
+    logits = self(x)
+    self.mean = 0.9 * self.mean + 0.1 * logits.detach().mean(0)
+    self.count = self.count + 1
+    return F.cross_entropy(logits - self.mean, y) / self.count
 
 
 class Scored(Plain):
@@ -159,7 +156,7 @@ def log_position(self, x, y, batch_idx):
 
 
 STEPS = {
-    "buffers": Smoothed,
+    "buffers": built(counts_and_averages, stepping(replace_buffers)),
     "metrics": Scored,
     "parameters now and then": stepping(head_first),
     "figures without tensors": stepping(log_position),
