@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -27,7 +27,7 @@ from fl_lightning.clients.memory import HELD, MODEL, MOVED, RULES, TRAINING, Cli
 from fl_lightning.clients.progress import NAME, OWN
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
-from fl_lightning.clients.trainer import Engine, TrainerEngine
+from fl_lightning.clients.trainer import TrainerEngine
 from fl_lightning.core.capabilities import Capability, need_of
 from fl_lightning.core.option import ClientContext, ClientData, ClientHooks, by_name
 from fl_lightning.errors import ClientError, DataError, add_note
@@ -42,6 +42,9 @@ from fl_lightning.settings.local_training import FederationSettings, Place
 from fl_lightning.transforms.base import Message, Sender, require_message
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
 from fl_lightning.utilities.collectives import Collectives
+
+if TYPE_CHECKING:
+    from fl_lightning.clients.stacked.engine import StackedEngine
 
 _OF_THE_END = ("finish", "remember", "keep")
 """The methods of rules that need a client's trained model, or what it keeps."""
@@ -485,7 +488,7 @@ class Client:
         return model, alone.memory.held(client)
 
 
-def engine_of(resident: ResidentModel, place: Place) -> Engine:
+def engine_of(resident: ResidentModel, place: Place) -> TrainerEngine | StackedEngine:
     """Return the engine in the settings, which is imported only if it is in use.
 
     Args:

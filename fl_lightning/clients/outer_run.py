@@ -17,7 +17,10 @@ from fl_lightning.compat.lightning import configured
 
 
 class _Silence:
-    """Absorb whatever is done with it: ``config.update(...)``, ``summary["best"] = 1``, ``run["loss"].append(1)``."""
+    """Absorb whatever is done with it: ``config.update(...)``, ``summary["best"] = 1``, ``run["loss"].append(1)``.
+
+    Figures are closed, as a SummaryWriter does; open ones would pile up with each client.
+    """
 
     def __getattr__(self, name: str) -> _Silence:
         if name.startswith("__") and name.endswith("__"):
@@ -42,10 +45,6 @@ class _Silence:
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
-
-class _SilentExperiment(_Silence):
-    """Record nothing, but close figures, as a SummaryWriter does; open ones would pile up with each client."""
-
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None, close: bool = True, **_: Any) -> None:
         """Close one or several figures of matplotlib."""
         pyplot = sys.modules.get("matplotlib.pyplot")
@@ -64,7 +63,7 @@ class SilentLogger(DummyLogger):
     def __init__(self, outer: Logger | None = None) -> None:
         super().__init__()
         self._outer = outer
-        silent: Any = _SilentExperiment()
+        silent: Any = _Silence()
         self._experiment = silent
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SilentLogger:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -42,42 +42,17 @@ _CHANGEABLE = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_al
 """The flags of a Trainer that a module may set in training, for this client."""
 
 
-class Engine(Protocol):
-    """Train clients on a resident module.
+class TrainerEngine:
+    """Train clients one after another with one inner Trainer.
+
+    Args:
+        resident: the module that clients train.
+        place: where and how the clients train.
 
     Attributes:
         name: the name of the engine that trains now, as in ``federation.local.engine``.
         reason: why it does under ``auto``; empty otherwise.
         side_by_side: whether it trains several clients at once, and so benefits from many tasks per call.
-    """
-
-    name: str
-    reason: str
-    side_by_side: ClassVar[bool]
-
-    def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
-        """Train clients from the published model, or from the models of their tasks, and yield each result at once.
-
-        Between two results, the caller may load other models into the resident module. An error ends the iterator; tasks
-        without a result may be passed again.
-
-        Raises:
-            EngineError: if another engine must train these clients.
-        """
-
-    def recover(self) -> None:
-        """Clean up after a client's error."""
-
-    def close(self) -> None:
-        """Release the data of the last client and what was built to train it; :meth:`fit` builds it again."""
-
-
-class TrainerEngine:
-    """Train clients one after another with one inner Trainer; see :class:`Engine`.
-
-    Args:
-        resident: the module that clients train.
-        place: where and how the clients train.
     """
 
     name = "trainer"
@@ -90,7 +65,14 @@ class TrainerEngine:
         self.close()
 
     def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
-        """Train clients in the order of the tasks; see :meth:`Engine.fit`."""
+        """Train clients from the published model, or from the models of their tasks, and yield each result at once.
+
+        Between two results, the caller may load other models into the resident module. An error ends the iterator; tasks
+        without a result may be passed again.
+
+        Raises:
+            EngineError: if another engine must train these clients.
+        """
         for task in tasks:
             yield self.train(task)
 
@@ -144,7 +126,7 @@ class TrainerEngine:
         self._trainer = None
 
     def close(self) -> None:
-        """Release the Trainer, and the data of its last client."""
+        """Release the Trainer, and the data of its last client; :meth:`fit` builds it again."""
         self.recover()
         self.session = ClientSession(self.resident, self.place)
 

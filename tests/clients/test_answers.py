@@ -358,11 +358,9 @@ def test_a_calibration_curve_is_that_of_scikit_learn_and_bins_of_few_persons_are
     assert len({*hidden}) == 2
 
 
-def test_a_calibration_curve_of_logits_and_its_setting():
+def test_a_calibration_curve_of_logits():
     scores, labels = two_classes(90)
     want = ask(CalibrationCurve(4), scores, labels).points[0]
     for target in (labels, labels.double()):
         got = ask(CalibrationCurve(4), torch.logit(scores), target, are="logits").points[0]
         assert got.numpy() == pytest.approx(want.numpy())
-    with pytest.raises(ConfigurationError, match=r"CalibrationCurve needs probabilities, but got numbers from -"):
-        CalibrationCurve(4).update(torch.logit(scores), labels)

@@ -10,34 +10,10 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from plain_training import client_by_client, distance_from_plain, federated_weights
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR, StepLR
+from torch.optim.lr_scheduler import StepLR
 
 from fl_lightning import LocalTraining
 from fl_lightning.errors import ConfigurationError
-
-
-class Counting(SGD):
-    """Counts its steps in its groups, as several optimizers do."""
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            group["k"] = group.get("k", 0) + 1
-            group["lr"] = 0.3 / group["k"]
-        return super().step(closure)
-
-
-def by_the_module(self: Any) -> Any:
-    """Return a rate that is computed from the module's own place in the training."""
-    optimizer = SGD(self.parameters(), lr=0.3)
-    schedule = LambdaLR(optimizer, lambda _: 1 / (1 + self.global_step + 7 * self.current_epoch))
-    return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ONE_ENOUGH)
-@pytest.mark.parametrize("configured", [lambda self: Counting(self.parameters(), lr=0.3), by_the_module])
-def test_settings_of_optimizers_continue_over_rounds(configured, engine):
-    assert distance_from_plain(variant(configure_optimizers=configured), engine, rounds=4) < 1e-12
 
 
 def test_settings_that_training_changed_are_scaled_once_by_the_decay_of_the_round():
@@ -89,7 +65,7 @@ def test_other_optimizers_in_the_middle_of_a_training_are_refused(make, engine):
     settings: dict[str, Any] = {"engine": engine, "optimizer_state": "kept", "max_epochs": 1}
     said = rf"{make.__name__} or a callback .* 'trainer.optimizers' or their schedules .* those of 'configure_optimizers'"
     with pytest.raises(ConfigurationError, match=said):
-        federated_weights(make, 3, torch.float64, {}, {}, **settings)
+        federated_weights(make, 3, torch.float64, {}, **settings)
     assert distance_from_plain(make, engine, rounds=1, epochs=3, progress="round") < 1e-12
 
 

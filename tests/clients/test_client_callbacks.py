@@ -1,11 +1,10 @@
 """Callbacks of clients that outlast a turn, and those that do not."""
 
-import copy
 from typing import Any
 
 import pytest
-import torch
-from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from engine_runs import fitted
+from federations import Plain, federate, same_bits, weights
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
@@ -16,7 +15,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
-from plain_training import InOrder
+from plain_training import distance_from_plain
 
 from fl_lightning import ConfigurationError, LocalTraining
 
@@ -39,22 +38,11 @@ def test_callbacks_that_outlast_a_turn_act_only_where_each_turn_is_a_training(wh
     said = f"^'federation.local.callbacks' contains {what}.* set 'federation.local.progress' to 'round'"
     with pytest.raises(ConfigurationError, match=said):
         federate(Plain(), 1, local=LocalTraining(callbacks=[make()]))
-    torch.manual_seed(3)
-    module = Plain().double()
-    alone = copy.deepcopy(module)
-    local = LocalTraining(max_epochs=4, precision="64-true", progress="round", callbacks=[make()])
-    data = Blobs(23, shuffle=False, dtype=torch.float64)
-    federate(module, 1, data=data, partitioner=Consecutive([23]), local=local, flags={"precision": "64-true"})
-    trainer(4, make(), precision="64-true").fit(alone, InOrder(data.train))
-    assert max(float((one - weights(alone)[name]).abs().max()) for name, one in weights(module).items()) < 1e-15
+    settings = {"progress": "round", "optimizer_state": "fresh", "callbacks": [make()]}
+    assert distance_from_plain(Plain, rounds=1, epochs=4, **settings) < 1e-15
 
 
 def test_callbacks_whose_limits_are_those_of_a_turn_are_free():
-    found = []
     limits = [EarlyStopping("train_loss", patience=9), SpikeDetection(), Timer("00:01:00:00")]
-    for callbacks in ([], limits):
-        torch.manual_seed(3)
-        module = Plain()
-        federate(module, 2, local=LocalTraining(callbacks=callbacks))
-        found.append(weights(module))
-    assert same_bits(*found)
+    found = [fitted(Plain, local=LocalTraining(callbacks=callbacks)) for callbacks in ([], limits)]
+    assert same_bits(*map(weights, found))

@@ -38,23 +38,8 @@ def memory_of(checkpoint: Path) -> dict:
     return next(state["memory"] for state in states if "memory" in state)
 
 
-def files_of(checkpoint: Path) -> set[str]:
-    """The files to which a checkpoint refers: the newest one of each client that its sessions wrote until then."""
-    sessions = {name: last for name, _, last in memory_of(checkpoint)["files"]["sessions"]}
-    newest: dict[str, tuple[int, str]] = {}
-    for name in sorted(files_in(checkpoint.parent.parent / "client_state")):
-        client, version, session = name.removesuffix(".pt").rpartition("/")[2].split("-")
-        if int(version) <= sessions.get(session, 0):
-            newest[client] = max(newest.get(client, (0, "")), (int(version), name))
-    return {name for _, name in newest.values()}
-
-
 def files_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-
-
-def clients_in(checkpoint: Path) -> set[int]:
-    return {int(Path(name).name.split("-")[0]) for name in files_of(checkpoint)}
 
 
 def test_files_give_the_bits_of_memory_and_are_no_part_of_checkpoints(tmp_path):
@@ -66,12 +51,13 @@ def test_files_give_the_bits_of_memory_and_are_no_part_of_checkpoints(tmp_path):
     assert same_bits(weights(whole), weights(resumed))
     saved = folder / "checkpoints" / "last.ckpt"
     assert memory_of(saved).keys() == {"files"}
-    assert clients_in(saved) == memory_of(tmp_path / "memory" / "checkpoints" / "last.ckpt").keys()
+    clients = {int(Path(name).name.split("-")[0]) for name in files_in(folder / "client_state")}
+    assert clients == memory_of(tmp_path / "memory" / "checkpoints" / "last.ckpt").keys()
 
 
 def test_a_file_that_is_damaged_is_named(tmp_path):
     fit(tmp_path, 2, 0.0)
-    for name in files_of(tmp_path / "checkpoints" / "last.ckpt"):
+    for name in files_in(tmp_path / "client_state"):
         path = tmp_path / "client_state" / name
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
@@ -83,8 +69,7 @@ def test_a_file_that_is_damaged_is_named(tmp_path):
 def test_a_file_that_is_missing_is_noticed_before_a_client_trains(tmp_path):
     """Also one of a client that has an older one, which is not taken instead."""
     fit(tmp_path, 3, 0.0)
-    checkpoint = tmp_path / "checkpoints" / "last.ckpt"
-    lost = max(files_of(checkpoint), key=lambda name: int(name.split("-")[1]))
+    lost = max(files_in(tmp_path / "client_state"), key=lambda name: int(name.split("-")[1]))
     path = tmp_path / "client_state" / lost
     path.rename(path.with_name(path.name.replace("-3-", "-1-")))
     with pytest.raises(fl.CheckpointError, match=r"lacks files with clients' state .* Restore the file"):

@@ -91,14 +91,12 @@ def alone(make: Callable[[Optimizer], Any], interval: str) -> list[float]:
     return rates
 
 
-def moved(
-    make: Callable[[Optimizer], Any], interval: str = "step", manual: bool = False, kind: Any = None, **local: Any
-) -> list[float]:
+def moved(make: Callable[[Optimizer], Any], interval: str = "step", manual: bool = False, **local: Any) -> list[float]:
     """The sum of the rates of each round."""
     weights = [0.0]
     watch = LambdaCallback(on_train_epoch_end=lambda _, module: weights.append(float(module.weight.detach())))
     federate(
-        (kind or Constant)(make, interval, manual),
+        Constant(make, interval, manual),
         ROUNDS,
         watch,
         data=Blobs(n=5 * STEPS),

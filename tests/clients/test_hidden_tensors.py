@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import ENGINES, stepping, variant
-from federations import Consecutive, Plain, federate
+from engine_runs import ENGINES, built, fitted, stepping, variant
+from federations import Consecutive, Plain
 from plain_training import distance_from_plain
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,21 +16,8 @@ from fl_lightning.errors import ConfigurationError
 SEEN: list[Any] = []
 
 
-def fit(make: Any, rounds: int = 2, engine: str = "trainer", **more: Any) -> Any:
-    torch.manual_seed(3)
-    module = make()
-    federate(module, rounds, local=LocalTraining(engine=engine, **more.pop("local", {})), **more)
-    return module
-
-
-def built(change: Any, base: type[Plain] = Plain, **methods: Any) -> Any:
-    """A module that is changed at the end of its ``__init__``."""
-
-    def build(self: Any) -> None:
-        base.__init__(self)
-        change(self)
-
-    return variant(base, __init__=build, **methods)
+def fit(make: Any, engine: Any = "trainer", **more: Any) -> Any:
+    return fitted(make, local=LocalTraining(engine=engine), **more)
 
 
 def late_buffer(self: Any, x: Tensor) -> Tensor:

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
-from federations import CLASSES, Blobs, Consecutive, Plain, blobs, federate, trainer
+from federations import CLASSES, Blobs, Consecutive, NoValidation, Plain, federate, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from listed import AtHand, Listed, Users, split
@@ -123,11 +122,7 @@ def test_a_new_process_tests_on_the_same_union():
 
 
 def test_without_a_set_of_its_own_the_server_takes_the_clients():
-    class TrainOnly(L.LightningDataModule):
-        def train_dataloader(self):
-            return DataLoader(TensorDataset(*blobs(60, 1)), batch_size=5)
-
-    data = fl.FederatedDataModule(TrainOnly(), fl.IIDPartitioner(3), client_test=0.2, server_set="clients")
+    data = fl.FederatedDataModule(NoValidation(), fl.IIDPartitioner(3), client_test=0.2, server_set="clients")
     assert data.has_validation_set
     run = trainer(1, fl.FederatedOrchestrator())
     run.fit(Plain(), data)

@@ -4,17 +4,18 @@ from typing import Any
 
 import pytest
 import torch
+from engine_runs import Manual, variant
 from federations import Plain, federate
 from plain_training import distance_from_plain
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from fl_lightning import ConfigurationError, LocalTraining
 
 
 class Counting(SGD):
-    """Takes shorter steps as an attribute of its own counts them."""
+    """Takes shorter steps as an attribute of its own counts them, and its groups, as in several optimizers."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
@@ -25,6 +26,8 @@ class Counting(SGD):
         self.sizes.append(self.sizes[-1] * 0.97)
         loss = None if closure is None else closure()
         for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+            group["lr"] = 0.3 / group["k"]
             for parameter in group["params"]:
                 parameter.data.add_(parameter.grad, alpha=-group["lr"] * self.sizes[-1] / (1 + self.count / 10))
         return loss
@@ -84,17 +87,13 @@ class Pending(Plain):
             self.optimizers().zero_grad()
 
 
-class ByHand(Plain):
+class ByHand(Manual):
     """Raises the momentum and lowers the betas by hand, beside a schedule that sets rates alone."""
 
     def configure_optimizers(self) -> Any:
         head = {"params": self.net[2].parameters(), "betas": (0.9, 0.99)}
         first, second = SGD(self.net[0].parameters(), lr=0.1, momentum=0.1), Adam([head], lr=0.01)
         return [first, second], [StepLR(first, 2, 0.5), StepLR(second, 2, 0.5)]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         first, second = self.optimizers()
@@ -116,7 +115,14 @@ class Slow(torch.optim.LBFGS):
         super().__init__(parameters, lr=0.03, max_iter=3)
 
 
-KINDS = [using(Counting), using(Saving), ByHand, using(Slow)]
+def by_the_module(self: Any) -> Any:
+    """Return a rate that is computed from the module's own place in the training."""
+    optimizer = SGD(self.parameters(), lr=0.3)
+    schedule = LambdaLR(optimizer, lambda _: 1 / (1 + self.global_step + 7 * self.current_epoch))
+    return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+KINDS = [using(Counting), using(Saving), ByHand, using(Slow), variant(configure_optimizers=by_the_module)]
 
 
 @pytest.mark.slow

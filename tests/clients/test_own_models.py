@@ -11,7 +11,6 @@ from against_hand import (
     average_shared,
     clients_of,
     complete,
-    final,
     fit,
     follow,
     own_of,
@@ -42,10 +41,6 @@ def test_ditto_trains_a_second_model_near_the_global_one():
     federation = follow(torch.float64, step, strategy=fl.Ditto(STRENGTH))
     for client, net in own.items():
         assert_close(net.state_dict(), own_of(federation, client, net).state_dict())
-
-
-def test_ditto_without_a_pull_is_fedavg_for_the_shared_model():
-    assert_close(final(strategy=fl.Ditto(0.0)), final(strategy=fl.FedAvg()), 0.0)
 
 
 def pfedme_step(strength, steps, rate, beta, own):
@@ -113,12 +108,10 @@ def test_an_own_model_is_exported(settings, tmp_path, capsys):
 
 def test_there_is_nothing_to_export_where_clients_keep_nothing(tmp_path):
     flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-    for strategy, rounds, message in (
-        (fl.FedAvg(), 1, "holds no client's state"),
-        (fl.FedDyn(), 1, "holds no model of client 1's own"),
-    ):
+    told = (fl.FedAvg(), "holds no client's state"), (fl.FedDyn(), "holds no model of client 1's own")
+    for strategy, message in told:
         checkpoint = fl.LastCheckpoint(dirpath=str(tmp_path / type(strategy).__name__))
-        run = trainer(rounds, fl.FederatedOrchestrator(strategy), checkpoint, **flags)
+        run = trainer(1, fl.FederatedOrchestrator(strategy), checkpoint, **flags)
         run.fit(Plain(), fl.FederatedDataModule(Blobs(), Consecutive()))
         with pytest.raises(fl.CheckpointError, match=message):
             export_main(["--client", "1", "--ckpt_path", f"{checkpoint.dirpath}/last.ckpt"])
@@ -153,25 +146,18 @@ def by_hand(phases, mu=0.0, decay=0.0):
     return clients
 
 
+REP, BABU = (fl.FedRep(2), (True, True, False)), (fl.FedBABU(), (False, False, False))
+
+
 @pytest.mark.parametrize(
-    ("strategy", "phases"),
-    [(fl.FedRep(2), (True, True, False)), (fl.FedBABU(), (False, False, False))],
-    ids=["fedrep", "fedbabu"],
+    ("of", "engine", "mu", "decay"), [(REP, "trainer", 0.5, 0.3), (REP, "fabric", 0.5, 0.3), (BABU, "trainer", 0.0, 0.0)]
 )
-def test_each_epoch_trains_one_part(strategy, phases):
-    module, federation, _ = fit(strategy=strategy, personal=HEAD, local=fl.LocalTraining(max_epochs=3))
-    for client, net in enumerate(by_hand(phases)):
+def test_each_epoch_trains_one_part_and_the_other_neither_decays_nor_is_pulled(of, engine, mu, decay):
+    (strategy, phases), local = of, fl.LocalTraining(max_epochs=3, engine=engine, proximal_mu=mu)
+    decaying = partial(torch.optim.SGD, lr=LR, weight_decay=decay)
+    module, federation, _ = fit(strategy=strategy, personal=HEAD, local=local, optimizer=decaying)
+    for client, net in enumerate(by_hand(phases, mu, decay)):
         assert_close(net.state_dict(), complete(module, federation, client))
-
-
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
-def test_a_part_that_rests_does_not_decay_with_a_proximal_term(engine):
-    local = fl.LocalTraining(max_epochs=3, engine=engine, proximal_mu=0.5)
-    decaying = partial(torch.optim.SGD, lr=LR, weight_decay=0.3)
-    _, federation, _ = fit(strategy=fl.FedRep(2), personal=HEAD, local=local, optimizer=decaying)
-    for client, net in enumerate(by_hand((True, True, False), mu=0.5, decay=0.3)):
-        own = federation._run.memory.held(client)
-        assert_close(net[3].state_dict(), {name.removeprefix("net.3."): tensor for name, tensor in own.items()}, 1e-11)
 
 
 def test_fine_tuning_trains_the_head_of_fedbabu():

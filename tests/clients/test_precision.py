@@ -6,9 +6,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from algorithms import ALGORITHMS, prepare
 from engine_runs import optimized, variant
-from federations import Blobs, Plain, federate, trainer, weights
+from federations import Blobs, Plain, federate, weights
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
@@ -108,48 +107,34 @@ def scaled_fit(session: ClientSession, module: Plain, scaler: torch.amp.GradScal
 
 
 @pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (0.05, 2)])
-def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
+@pytest.mark.parametrize("kind", [ProximalRule, ControlVariates])
+def test_rules_under_gradient_scaling_and_clipping(kind, clip, accumulate):
     """float16 with a GradScaler at scale 1024: a term added before unscaling would be 1024 times too small."""
-    results = []
     strength = 0.7 if clip is None else 50.0  # clipped steps are short: pull harder
     L.seed_everything(1, verbose=False)
-    start = Plain(lr=0.2)
-    for in_loss, mu in ((strength, 0.0), (0.0, strength), (0.0, 0.0)):
+    start, proximal, results = Plain(lr=0.2), kind is ProximalRule, []
+    control = torch.linspace(-0.5, 0.5, sum(p.numel() for p in start.parameters()))
+    rule, sent = (kind(strength), {}) if proximal else (kind(), {"control": control})
+
+    def term(now: Tensor, then: Tensor) -> Tensor:
+        return strength / 2 * (now - then).pow(2).sum() if proximal else control @ now  # FedProx as its paper writes it
+
+    for in_loss, rules in ((term, ()), (None, (rule,)), (None, ())):
         module = InTheLoss(lr=0.2)
         module.load_state_dict(start.state_dict())
-        module.term = lambda now, then, in_loss=in_loss: (
-            in_loss / 2 * (now - then).pow(2).sum()
-        )  # FedProx as its paper writes it
-        session = session_of(module, start, 3, *([ProximalRule(mu)] if mu else []))
+        module.term = in_loss
+        session = session_of(module, start, 3, *rules, **sent)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        scaled_fit(session, module, scaler, gradient_clip_val=clip, accumulate_grad_batches=accumulate)
+        run = scaled_fit(session, module, scaler, gradient_clip_val=clip, accumulate_grad_batches=accumulate)
         assert scaler.get_scale() == 1024.0  # no step was skipped
+        trained = session.end(run.global_step, {})
+        assert trained.rates == pytest.approx(0.2 * run.global_step)
+        assert (trained.update.normalizer == pytest.approx(run.global_step)) != (proximal and bool(rules))
         results.append(weights(module.net))
     in_loss, ours, without = results
     for name in in_loss:
         torch.testing.assert_close(ours[name], in_loss[name], rtol=1e-3, atol=1e-3)
     assert any((ours[name] - without[name]).abs().max() > 0.01 for name in ours)
-
-
-@pytest.mark.parametrize("clip", [None, 0.05])
-def test_control_variates_under_gradient_scaling_and_clipping(clip):
-    """float16 with a GradScaler, as above; and FedNova's count of plain SGD's steps is not moved by either."""
-    start = Plain(lr=0.2)
-    size = sum(p.numel() for p in start.parameters())
-    correction = torch.linspace(-0.5, 0.5, size)
-    results = []
-    for in_the_loss in (True, False):
-        module = InTheLoss(lr=0.2)
-        module.load_state_dict(start.state_dict())
-        module.term = (lambda now, then: correction @ now) if in_the_loss else None
-        session = session_of(module, start, 3, *([] if in_the_loss else [ControlVariates()]), control=correction)
-        run = scaled_fit(session, module, torch.amp.GradScaler("cpu", init_scale=1024.0), gradient_clip_val=clip)
-        trained = session.end(run.global_step, {})
-        assert trained.update.normalizer == pytest.approx(run.global_step)
-        assert trained.rates == pytest.approx(0.2 * run.global_step)
-        results.append(weights(module.net))
-    for name in results[0]:
-        torch.testing.assert_close(results[1][name], results[0][name], rtol=1e-3, atol=1e-3)
 
 
 def test_steps_that_gradient_scaling_leaves_out_do_not_count():
@@ -162,29 +147,6 @@ def test_steps_that_gradient_scaling_leaves_out_do_not_count():
     assert trained.update.num_steps < run.global_step
     assert trained.rates == pytest.approx(0.2 * trained.update.num_steps)
     assert any(not torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("precision", ["auto", "16-mixed", "bf16-mixed"])
-def test_amp_on_a_gpu(precision):
-    accuracy = {}
-    for chosen in ("32-true", precision):
-        L.seed_everything(0, verbose=False)
-        local = LocalTraining(max_epochs=2, precision=chosen, proximal_mu=0.01, gradient_clip_val=1.0)
-        run = federate(Plain(), 4, local=local, accelerator="gpu")
-        accuracy[chosen] = float(run.callback_metrics["val_acc"])
-        assert torch.isfinite(run.callback_metrics["federation/loss"])
-    assert accuracy[precision] == pytest.approx(accuracy["32-true"], abs=0.05)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_on_a_gpu(algorithm):
-    module, data, federation = prepare(algorithm)
-    run = trainer(3, federation, accelerator="gpu")
-    run.fit(module, data)
-    assert run.global_step == 3
-    assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -47,11 +47,20 @@ class Cycled(Recording):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+def seen_by(make: Any, rounds: int, route: Any = None, **local: Any) -> list[tuple[Any, ...]]:
+    """What the steps of one client with three batches an epoch see."""
+    SEEN.clear()
+    parts = {"data": Blobs(12), "partitioner": Consecutive([12]), **({} if route is None else {"route": route})}
+    federate(make(), rounds, local=fl.LocalTraining(**local), **parts)
+    return [*SEEN]
+
+
 def recorded(make: Any, **config: Any) -> Any:
     """A module with a schedule over a rate of 0.5, given its optimizer, that notes its steps."""
     return type("Recorded", (Recording,), {"configure_optimizers": scheduled(make, **config).configure_optimizers})
 
 
+HALVING = recorded(lambda o: ExponentialLR(o, 0.5))
 RATES = {
     3: [0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4],  # 4 rounds of 3 steps
     10: [*np.linspace(0.5, 1.0, 20), *np.linspace(1.0, 0.4, 21)[1:]],  # 4 rounds of 10 steps
@@ -82,42 +91,31 @@ def test_each_step_of_unequal_clients_that_miss_rounds(engine):
 
 def test_each_round_on_its_own():
     """As before, on request: every round begins at 0 and sees its own steps only."""
-    SEEN.clear()
-    local = fl.LocalTraining(progress="round", max_epochs=4)
-    federate(Cycled(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=local)
     once = [(3, step // 3, step, pytest.approx(rate), 4) for step, rate in enumerate(RATES[3])]
-    assert [*once, *once] == SEEN
+    assert seen_by(Cycled, 2, progress="round", max_epochs=4) == [*once, *once]
 
 
 @pytest.mark.parametrize("engine", ONE_ENOUGH)
 def test_a_turn_of_several_epochs_and_a_straggler(engine):
     """A client that does 1 of 2 epochs begins its next turn where the others do."""
-    SEEN.clear()
     plan = TurnPlan(epochs=1, whole_epochs=2, progress=Progress(3, 5))
     assert plan.first(4) == (6, 24)
     assert plan.limits == (10, -1)
-    make = recorded(lambda o: ExponentialLR(o, 0.5))
-    federate(make(), 3, data=Blobs(12), partitioner=Consecutive([12]), local=fl.LocalTraining(engine=engine, max_epochs=2))
-    places = [(epoch, step, rate) for _, epoch, step, rate, _ in SEEN]
+    places = [(epoch, step, rate) for _, epoch, step, rate, _ in seen_by(HALVING, 3, engine=engine, max_epochs=2)]
     assert places == [(step // 3, step, 0.5 * 0.5 ** (step // 3)) for step in range(18)]
 
 
 def test_limited_steps():
     """A turn of 4 steps of 3 batches an epoch: its second epoch ends early, and its schedule of epochs does not see it."""
-    SEEN.clear()
-    make = recorded(lambda o: ExponentialLR(o, 0.5))
-    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=fl.LocalTraining(max_epochs=-1, max_steps=4))
-    places = [(epoch, step, rate) for _, epoch, step, rate, _ in SEEN]
+    places = [(epoch, step, rate) for _, epoch, step, rate, _ in seen_by(HALVING, 2, max_epochs=-1, max_steps=4)]
     first = [(0, 0, 0.5), (0, 1, 0.5), (0, 2, 0.5), (1, 3, 0.25)]
     assert places == [*first, (2, 4, 0.25), (2, 5, 0.25), (2, 6, 0.25), (3, 7, 0.125)]
 
 
 def test_periods():
     """On a route of two periods, a round is two turns; a warm start's rounds are one."""
-    SEEN.clear()
-    make = recorded(lambda o: ExponentialLR(o, 0.5))
-    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=fl.LocalTraining(), route=fl.RingFed(2))
-    assert [(epoch, rate, most) for _, epoch, _, rate, most in SEEN[::3]] == [(e, 0.5 * 0.5**e, 4) for e in range(4)]
+    seen = seen_by(HALVING, 2, fl.RingFed(2))
+    assert [(epoch, rate, most) for _, epoch, _, rate, most in seen[::3]] == [(e, 0.5 * 0.5**e, 4) for e in range(4)]
     route = fl.WarmStart(3, fl.RingFed(2))
     assert [route.turns_before(r) for r in range(6)] == [0, 1, 2, 3, 5, 7]
     assert ServerRoute().turns_before(7) == 7
@@ -129,16 +127,9 @@ def test_an_own_way_to_step_a_schedule_sees_the_epoch():
 
     make = recorded(lambda o: LambdaLR(o, lambda epoch: 1 / (1 + epoch)))
     make.lr_scheduler_step = lr_scheduler_step
-    SEEN.clear()
     with pytest.warns(UserWarning, match="epoch parameter"):
-        federate(make(), 3, data=Blobs(5), partitioner=Consecutive([5]), local=fl.LocalTraining())
-    assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 / (1 + r)) for r in range(3)]
-
-
-@pytest.mark.parametrize("engine", ONE_ENOUGH)
-def test_a_training_without_an_end_has_no_estimate(engine):
-    with pytest.raises(fl.ConfigurationError, match=r"'trainer.max_epochs' is -1, so the training has no end"):
-        federate(Cycled(), -1, local=fl.LocalTraining(engine=engine))
+        seen = seen_by(make, 3)
+    assert [rate for *_, rate, _ in seen[::3]] == [pytest.approx(0.5 / (1 + r)) for r in range(3)]
 
 
 class Breaks(Plain):

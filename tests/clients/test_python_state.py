@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from against_hand import fit
-from engine_runs import ONE_ENOUGH, variant
+from engine_runs import ONE_ENOUGH, built, variant
 from federations import Blobs, Consecutive, Plain, federate, same_bits, weights
 from plain_training import distance_from_plain
 from torch import Tensor
@@ -139,21 +139,16 @@ class Slowing(Keeping):
         return [optimizer], [{"scheduler": plateau, "monitor": "train_loss_epoch"}]
 
 
-class Decaying(Plain):
-    """Weights that decay, at a rate that falls."""
-
-    def __init__(self) -> None:
-        super().__init__(batchnorm=True)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.02, weight_decay=0.3)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
+def decaying(self: Any) -> Any:
+    """Return an optimizer with weights that decay, at a rate that falls."""
+    optimizer = torch.optim.AdamW(self.parameters(), lr=0.02, weight_decay=0.3)
+    return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "make"),  # APFL's models share a schedule, which follows the first one's losses
-    [(Ditto(0.0), Slowing), (APFL(1.0), Remembering), (APFL(1.0), Decaying)],
+    [(Ditto(0.0), Slowing), (APFL(1.0), Remembering), (APFL(1.0), variant(configure_optimizers=decaying))],
 )
 def test_a_second_model_that_nothing_ties_to_the_first_is_training_alone(strategy, make):
     """Oracle: LocalOnly. The second model has counts, queues, momentum, rates and decay of its own, as the first one has."""
@@ -198,16 +193,12 @@ def test_generators_draw_by_round_and_client():
 def test_outputs_with_a_history_are_copied():
     """As some modules for self-supervised learning keep them."""
 
-    class Projecting(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoded = self.net(torch.zeros(2, 4))
+    def encode(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        self.encoded = self.net(batch[0])
+        return self.encoded.square().mean()
 
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.encoded = self.net(batch[0])
-            return self.encoded.square().mean()
-
-    assert federate(Projecting(), 2).global_step == 2
+    projecting = built(lambda self: setattr(self, "encoded", self.net(torch.zeros(2, 4))), training_step=encode)
+    assert federate(projecting(), 2).global_step == 2
 
 
 class Anchored(Plain):
@@ -243,14 +234,6 @@ def test_what_every_turn_sets_again_is_not_warned_of(recwarn):
 
 
 def test_what_cannot_be_copied_is_shared_and_named():
-    class Locks(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lock = threading.Lock()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            with self.lock:
-                return super().training_step(batch, batch_idx)
-
-    with pytest.warns(UserWarning, match=r"'lock' of Locks cannot be copied.*so all clients share it"):
-        assert federate(Locks(), 1).global_step == 1
+    locking = built(lambda self: setattr(self, "lock", threading.Lock()), on_train_start=lambda self: self.lock.acquire(False))
+    with pytest.warns(UserWarning, match=r"'lock' of Variant cannot be copied.*so all clients share it"):
+        assert federate(locking(), 1).global_step == 1

@@ -1,12 +1,13 @@
 """Modules of other people: what plain Lightning does right with them, a federation does too."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from algorithms import Unusual
-from engine_runs import tier_1, variant
-from federations import SIZES, Blobs, Cohorts, Plain, federate, weights
+from engine_runs import fitted, tier_1, variant
+from federations import SIZES, Blobs, Cohorts, Plain, federate, same_bits, weights
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, ManualOptimBoringModel
 from sparse_gradients import SPARSE, Words
 from torch import Tensor, nn
@@ -22,22 +23,11 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: t.detach().clone() for name, t in (*module.named_parameters(), *module.named_buffers())}
 
 
-def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 0.0) -> None:
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(tensor, other[name], rtol=0, atol=tolerance, msg=name)
-
-
-class Normalised(Plain):
-    def __init__(self, **more: Any) -> None:
-        super().__init__(batchnorm=True, **more)
-
-
-class WithoutStatistics(Normalised):
+class WithoutStatistics(Plain):
     """Leaves BatchNorm's statistics out of checkpoints: its means by a method, and its variances by a hook."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(batchnorm=True)
         self.register_state_dict_post_hook(self._remove)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -51,13 +41,9 @@ class WithoutStatistics(Normalised):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_statistics_that_state_dict_leaves_out_are_averaged(engine, recwarn):
-    found = []
-    for make in (Normalised, WithoutStatistics):
-        torch.manual_seed(3)
-        module = make()
-        federate(module, 2, local=LocalTraining(engine=engine))
-        found.append(tensors(module))
-    assert_same(*found)
+    makes = partial(Plain, batchnorm=True), WithoutStatistics
+    found = [tensors(fitted(make, local=LocalTraining(engine=engine))) for make in makes]
+    assert same_bits(*found)
     assert float(found[1]["net.1.running_mean"].abs().max()) > 0.1
     assert not [one for one in recwarn if "not persistent" in str(one.message)]
 
@@ -118,14 +104,10 @@ def test_observers_of_quantization_reach_the_server():
 @pytest.mark.parametrize("engine", tier_1(ENGINES[:2], "fabric"))
 @pytest.mark.parametrize("rule", ["FedProx", "SCAFFOLD", "FedDyn"])
 def test_sparse_gradients_are_those_of_dense_ones(rule, engine):
-    found = []
-    for sparse in (False, True):
-        torch.manual_seed(3)
-        module = Words(sparse)
-        strategy = {"SCAFFOLD": Scaffold, "FedDyn": FedDyn}.get(rule, FedAvg)()
-        federate(module, 3, strategy=strategy, local=LocalTraining(engine=engine, proximal_mu=0.3 * (rule == "FedProx")))
-        found.append(tensors(module))
-    assert_same(*found, tolerance=1e-6)
+    local = LocalTraining(engine=engine, proximal_mu=0.3 * (rule == "FedProx"))
+    strategy = {"SCAFFOLD": Scaffold, "FedDyn": FedDyn}.get(rule, FedAvg)
+    dense, sparse = (tensors(fitted(partial(Words, kind), 3, strategy=strategy(), local=local)) for kind in (False, True))
+    assert all(torch.allclose(tensor, sparse[name], 0, 1e-6) for name, tensor in dense.items())
 
 
 def test_an_optimizer_may_need_sparse_gradients():

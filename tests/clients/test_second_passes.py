@@ -95,7 +95,7 @@ def mix(mixture, v, w, alpha):
             m.copy_(alpha * a + (1 - alpha) * b)
 
 
-@pytest.mark.parametrize("rate", [2.0, 0.0])
+@pytest.mark.parametrize("rate", [2.0, 0.0, 1e6])
 def test_apfl_trains_a_mixture_beside_the_global_model(rate):
     own, alphas, mixtures = {}, {}, {}
     federation = follow(torch.float64, apfl_step(own, alphas, mixtures, rate), strategy=APFL(0.6, rate))
@@ -105,14 +105,8 @@ def test_apfl_trains_a_mixture_beside_the_global_model(rate):
         assert float(kept["alpha"]) == pytest.approx(alphas[client], abs=1e-11)
         v = torch.cat([p.detach().reshape(-1) for p in own[client].parameters()])
         torch.testing.assert_close(kept["local"], v, rtol=0, atol=1e-11)
-    assert (len(set(alphas.values())) == 3) is (rate > 0)
-
-
-@pytest.mark.slow
-def test_alpha_stays_between_0_and_1():
-    updates = Updates()
-    federate(Plain(), 2, updates, strategy=APFL(0.5, 1e6))
-    assert {u.metrics["apfl_alpha"] for u in updates.rounds[-1]} <= {0.0, 1.0}
+    found = set(alphas.values())
+    assert found <= {0.0, 1.0} if rate == 1e6 else len(found) == (3 if rate else 1)
 
 
 class Busy(Plain):
@@ -157,6 +151,7 @@ def test_the_shared_model_and_its_log_are_those_of_fedavg(engine):
         local = LocalTraining(max_epochs=2, engine=engine, accumulate_grad_batches=2)
         with pytest.warns(UserWarning, match="client_state"):
             federate(module, 2, updates, strategy=chosen, local=local)
+        assert ("apfl_alpha" in updates.rounds[-1][0].metrics) is isinstance(chosen, APFL)
         told = [(u.client, u.train_loss, {n: v for n, v in u.metrics.items() if n != "apfl_alpha"}) for u in updates.rounds[-1]]
         return weights(module), told
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_runs import variant
+from engine_runs import built
 from federations import Consecutive, Plain, federate
 from torch import Tensor, nn
 
@@ -38,22 +38,15 @@ class Average:
             mine.lerp_(theirs.detach(), 0.1)
 
 
-class Holder(Plain):
-    """Holds a helper and changes it in each step, as told."""
+def changing(change: Any, make: Any = lambda module: None, **values: Any) -> Plain:
+    """A module that holds a helper, and changes it or a value of its class in each step."""
 
-    sizes: Any = {"hidden": [8, 3]}  # a constant, of which nothing is said
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        change(self)
+        return Plain.training_step(self, batch, batch_idx)
 
-    def __init__(self, make: Any, change: Any) -> None:
-        super().__init__()
-        self.helper = make(self)
-        CHANGE[:] = [change]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        CHANGE[0](self)
-        return super().training_step(batch, batch_idx)
-
-
-CHANGE: list[Any] = []
+    values["sizes"] = {"hidden": [8, 3]}  # a constant, of which nothing is said
+    return built(lambda self: setattr(self, "helper", make(self)), training_step=training_step, **values)()
 
 
 def nothing(module: Any) -> None:
@@ -65,16 +58,6 @@ def follow(module: Any) -> None:
         mine.data.lerp_(theirs.data, 0.1)
 
 
-def of_the_class(change: Any, **values: Any) -> Plain:
-    """A module that changes a value of its class in each step."""
-
-    def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
-        change(self)
-        return Plain.training_step(self, batch, batch_idx)
-
-    return variant(training_step=training_step, **values)()
-
-
 def create(module: Any) -> None:
     type(module).late = [1]
 
@@ -84,12 +67,12 @@ def add(module: Any) -> None:
 
 
 CHANGING = {
-    "helper.calls": lambda: Holder(lambda m: Augmentation(), lambda m: m.helper()),
-    "helper.shadow": lambda: Holder(lambda m: Average(m.net), lambda m: m.helper()),
-    "helper.0.parameters": lambda: Holder(lambda m: [copy.deepcopy(m.net).requires_grad_(False)], follow),
-    "Loss.history": lambda: Holder(lambda m: type("Loss", (), {"history": []})(), lambda m: m.helper.history.append(1)),
-    "Variant.seen": lambda: of_the_class(add, seen=0),
-    "Variant.late": lambda: of_the_class(create),
+    "helper.calls": lambda: changing(lambda m: m.helper(), lambda m: Augmentation()),
+    "helper.shadow": lambda: changing(lambda m: m.helper(), lambda m: Average(m.net)),
+    "helper.0.parameters": lambda: changing(follow, lambda m: [copy.deepcopy(m.net).requires_grad_(False)]),
+    "Loss.history": lambda: changing(lambda m: m.helper.history.append(1), lambda m: type("Loss", (), {"history": []})()),
+    "Variant.seen": lambda: changing(add, seen=0),
+    "Variant.late": lambda: changing(create),
 }
 
 
@@ -102,11 +85,8 @@ def told(module: Plain) -> list[str]:
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_what_training_changes_is_named_once(name):
-    module = CHANGING[name]()
-    (said,) = told(module)
-    assert said.startswith(
-        f"Training changed '{name}' of {type(module).__name__}, which all clients of a process share, because"
-    )
+    (said,) = told(CHANGING[name]())
+    assert said.startswith(f"Training changed '{name}' of Variant, which all clients of a process share, because")
 
 
 def test_it_is_the_users_own():
@@ -129,4 +109,4 @@ def test_it_is_the_users_own():
     ],
 )
 def test_nothing_is_said_of_what_stays_and_of_generators(make, change):
-    assert not told(Holder(make, change))
+    assert not told(changing(change, make))

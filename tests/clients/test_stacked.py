@@ -1,10 +1,11 @@
 """The engine ``stacked`` against ``trainer``, compiled too: the same within rounding, each client with its own dropout."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from engine_runs import JitteredBlobs, Transferred, differences, optimized, scheduled, stepping, tier_1, variant
+from engine_runs import JitteredBlobs, Transferred, built, differences, optimized, stepping, tier_1, variant
 from federations import CLASSES, Blobs, Consecutive, Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +19,7 @@ from fl_lightning.clients.stacked import step as stacked_step
 from fl_lightning.clients.stacked.fit import StackedFit
 from fl_lightning.clients.stacked.step import padded_size
 
-NEAR = 1e-5
-
-
-def same(make: Any, tolerance: float = NEAR, **options: Any) -> list[str]:
-    return differences("stacked", make, tolerance, **options)
+same = partial(differences, "stacked", tolerance=1e-5)
 
 
 SETTINGS: dict[str, Any] = {
@@ -33,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "limits": {"limit_train_batches": 0.6},
     "two at a time": {"stack_size": 2, "sizes": (8, 13, 5, 9, 5)},
     "transfer hooks": {"data": Transferred},
+    "compiled": {"compile": True},
     "mediators": {"server": {"route": lambda: fl.Mediators(2)}},
 }
 
@@ -41,11 +39,6 @@ SETTINGS: dict[str, Any] = {
 @pytest.mark.parametrize("name", tier_1(SETTINGS, "clip norm", "accumulate", "two at a time"))
 def test_settings_give_the_same_model(name):
     assert same(lambda: Plain(batchnorm=name != "mediators", momentum=0.9), **SETTINGS[name]) == []
-
-
-@pytest.mark.slow
-def test_a_compiled_step_gives_the_same_model():
-    assert same(Plain, compile=True) == []
 
 
 OPTIMIZERS = {
@@ -62,17 +55,10 @@ def test_optimizers_give_the_same_model(name):
     assert same(optimized(OPTIMIZERS[name])) == []
 
 
-@pytest.mark.parametrize("interval", tier_1(["step", "epoch"], "step"))
-def test_schedules_give_the_same_model(interval):
-    halving = scheduled(lambda o: optim.lr_scheduler.StepLR(o, 1, 0.5), interval=interval)
-    assert same(halving, lr_decay=0.9, accumulate_grad_batches=2) == []
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_only_the_optimizers_parameters_count_for_clipping(mu):
+def test_only_the_optimizers_parameters_count_for_clipping():
     last = variant(configure_optimizers=lambda self: optim.SGD(self.net[2].parameters(), lr=0.1))
-    assert same(last, gradient_clip_val=0.05, proximal_mu=mu) == []
+    assert same(last, gradient_clip_val=0.05, proximal_mu=0.5) == []
 
 
 class Folded(nn.Module):
@@ -122,27 +108,22 @@ BODIES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tier_1(BODIES, "dropout", "one layer twice, and tied"))
 def test_networks_give_the_same_model(name):
-    def make():
-        module = Plain()
-        module.net = nn.Sequential(nn.Linear(4, 4), BODIES[name](), nn.Linear(4, CLASSES))
-        return module
+    def between(self: Any) -> None:
+        self.net = nn.Sequential(nn.Linear(4, 4), BODIES[name](), nn.Linear(4, CLASSES))
 
-    assert same(make, sizes=(8, 13, 5, 9, 5), proximal_mu=0.1) == []
+    assert same(built(between), sizes=(8, 13, 5, 9, 5), proximal_mu=0.1) == []
 
 
-class Smoothed(Plain):
-    """Buffers that are replaced, one of them not persistent."""
+def counts_and_averages(self):
+    self.register_buffer("mean", torch.zeros(CLASSES))
+    self.register_buffer("count", torch.ones(()), persistent=False)
 
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(CLASSES))
-        self.register_buffer("count", torch.ones(()), persistent=False)
 
-    def training_step(self, batch, batch_idx):
-        logits = self(batch[0])
-        self.mean = 0.9 * self.mean + 0.1 * logits.detach().mean(0)
-        self.count = self.count + 1
-        return F.cross_entropy(logits - self.mean, batch[1]) / self.count
+def replace_buffers(self, x, y, batch_idx):
+    logits = self(x)
+    self.mean = 0.9 * self.mean + 0.1 * logits.detach().mean(0)
+    self.count = self.count + 1
+    return F.cross_entropy(logits - self.mean, y) / self.count
 
 
 class Scored(Plain):
@@ -175,7 +156,7 @@ def log_position(self, x, y, batch_idx):
 
 
 STEPS = {
-    "buffers": Smoothed,
+    "buffers": built(counts_and_averages, stepping(replace_buffers)),
     "metrics": Scored,
     "parameters now and then": stepping(head_first),
     "figures without tensors": stepping(log_position),
@@ -198,19 +179,13 @@ def test_training_steps_give_the_same_model(name):
 
 
 def test_an_evaluation_leaves_nothing_behind_for_the_clients():
-    class Evaluated(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.factor = 1.0
+    def validate(self: Any, batch: Any, batch_idx: int) -> None:
+        Plain.validation_step(self, batch, batch_idx)
+        self.factor = 3.0
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            super().validation_step(batch, batch_idx)
-            self.factor = 3.0
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return self.factor * F.cross_entropy(self(batch[0]), batch[1])
-
-    assert same(Evaluated, server={"strategy": lambda: fl.AdaFed("val_acc")}) == []
+    scaled = stepping(lambda self, x, y, _: self.factor * F.cross_entropy(self(x), y))
+    evaluated = built(lambda self: setattr(self, "factor", 1.0), scaled, validation_step=validate)
+    assert same(evaluated, server={"strategy": lambda: fl.AdaFed("val_acc")}) == []
 
 
 @pytest.mark.slow

@@ -133,14 +133,10 @@ def test_at_a_site_there_is_no_logger_around():
 
 
 def test_parts_in_evaluation_mode_are_named_once():
-    class Partly(Plain):
-        def __init__(self) -> None:
-            super().__init__(batchnorm=True)
-            self.net[1].eval()
-            self.frozen = network(batchnorm=True).requires_grad_(False).eval()
-
-    module = Partly()
-    with pytest.warns(UserWarning, match=r"1 part of Partly that is trained is in evaluation mode \('net.1'\)") as caught:
+    module = Plain(batchnorm=True)
+    module.net[1].eval()
+    module.frozen = network(batchnorm=True).requires_grad_(False).eval()
+    with pytest.warns(UserWarning, match=r"1 part of Plain that is trained is in evaluation mode \('net.1'\)") as caught:
         federate(module, 2, data=Blobs(41))
     assert torch.equal(module.frozen[1].running_mean, torch.zeros(8))
     assert sum("evaluation mode" in str(warning.message) or "eval mode" in str(warning.message) for warning in caught) == 1

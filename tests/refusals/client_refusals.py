@@ -1,10 +1,10 @@
 """What clients cannot do: models, phases and further passes of their own, kept state, and modules that cannot be copied."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from algorithms import Following
-from engine_runs import optimized, stepping, variant
+from engine_runs import built, optimized, stepping, variant
 from federations import Plain
 from refusing import Refusal, fits
 from sparse_gradients import SPARSE, Words
@@ -20,7 +20,11 @@ HALVES = variant(
 ITERATOR = variant(training_step=lambda self, dataloader_iter: None)
 PRIVATE = fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 0.5, noise_seed=7))
 KEPT, PROXIMAL = fl.LocalTraining(optimizer_state="kept"), fl.LocalTraining(proximal_mu=0.1)
-STACKED = fl.LocalTraining(engine="stacked")
+STACKED, LEAN = fl.LocalTraining(engine="stacked"), fl.LocalTraining(engine="fabric")
+ENDLESS = variant(
+    configure_optimizers=lambda self: torch.optim.SGD(self.parameters(), 1 / self.trainer.estimated_stepping_batches)
+)
+CURVE = fl.CalibrationCurve(4)
 FIRST = [fl.PersonalPart(names="net.0")]
 HEAD = [fl.PersonalPart(names="net.2.*")]
 
@@ -40,20 +44,6 @@ class Named(Plain):
         return self.last(h)
 
 
-class Lowest(Plain):
-    """Finds the smallest input, from infinity on."""
-
-    extreme_buffers: ClassVar = {"low": "min"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("low", torch.tensor(torch.inf))
-
-    def training_step(self, batch, batch_idx):
-        self.low = torch.minimum(self.low, batch[0].min())
-        return super().training_step(batch, batch_idx)
-
-
 class Switching(Plain):
     """Has another kind of optimizer in its second turn."""
 
@@ -66,24 +56,19 @@ class Switching(Plain):
         return (torch.optim.Adagrad if self.switched else torch.optim.Adam)(self.parameters())
 
 
-class Scripted(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net[0] = torch.jit.script(self.net[0])
-
-
-class HiddenLayers(Plain):
-    """Keeps layers in a list, which torch does not see, and trains them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = [nn.Linear(3, 3)]
-
-    def forward(self, x):
-        return self.heads[0](self.net(x))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD([*self.parameters(), *self.heads[0].parameters()], lr=0.1)
+SCRIPTED = built(lambda self: self.net.__setitem__(0, torch.jit.script(self.net[0])))
+LOWEST = built(
+    lambda self: self.register_buffer("low", torch.tensor(torch.inf)),
+    extreme_buffers={"low": "min"},
+    on_train_batch_start=lambda self, batch, _: setattr(self, "low", torch.minimum(self.low, batch[0].min())),
+)
+"""Finds the smallest input, from infinity on."""
+HIDDEN_LAYERS = built(
+    lambda self: setattr(self, "heads", [nn.Linear(3, 3)]),
+    forward=lambda self, x: self.heads[0](self.net(x)),
+    configure_optimizers=lambda self: torch.optim.SGD([*self.parameters(), *self.heads[0].parameters()], lr=0.1),
+)
+"""Keeps layers in a list, which torch does not see, and trains them."""
 
 
 class Remembering(torch.optim.SGD):
@@ -132,6 +117,11 @@ REFUSALS = [
     fits("FedRep needs a head of each client, but 'federation.personal' is empty", strategy=fl.FedRep()),
     fits("needs 2 local epochs or more, but", strategy=fl.FedRep(), personal=HEAD, local=fl.LocalTraining()),
     fits("matches every parameter, so FedBABU has nothing", strategy=fl.FedBABU(), personal=[fl.PersonalPart(names="*")]),
+    # a training without an end
+    *(
+        fits("'trainer.max_epochs' is -1, so ... no end", module=ENDLESS, rounds=-1, local=one)
+        for one in (fl.LocalTraining(), LEAN)
+    ),
     # what clients keep, and tensors that training creates, resizes or hides
     fits("FedNova has no rule for momentum from earlier rounds", strategy=fl.FedNova(), local=KEPT),
     fits("optimizers are other ones (Adagrad of ... than in the client's last turn", module=Switching, local=KEPT, rounds=2),
@@ -141,11 +131,15 @@ REFUSALS = [
     fits("Training created the parameter 'head.weight' of Variant, which the global", module=stepping(creates_a_head)),
     fits("Variant builds 'head.weight' in 'on_fit_start', after Lightning has called", module=variant(on_fit_start=build_head)),
     fits("Training replaced the layer of 'net.0.weight' of Variant", module=replacing(nn.Linear)),
-    fits("Cannot copy 'net.0.weight' of Scripted ... torch.jit.script", module=Scripted),
-    fits("optimizers of HiddenLayers train 2 tensors that it does not contain, the first of shape (3,", module=HiddenLayers),
-    fits("Training changes 'low' ... FedMedian does not cover such tensors", module=Lowest, strategy=fl.FedMedian()),
+    fits("Cannot copy 'net.0.weight' of Variant ... torch.jit.script", module=SCRIPTED),
+    fits("optimizers of Variant train 2 tensors that it does not contain, the first of shape (3,", module=HIDDEN_LAYERS),
+    fits("Training changes 'low' ... FedMedian does not cover such tensors", module=LOWEST, strategy=fl.FedMedian()),
     fits("ProximalRule, ... but SparseAdam needs sparse gradients. Use Adam, or", module=SPARSE, local=PROXIMAL),
     fits("Stacked clients do not support Embedding with sparse gradients", module=Words, local=STACKED),
+    Refusal(
+        lambda: CURVE.update(torch.tensor([-1.0]), torch.tensor([1])),
+        "CalibrationCurve needs probabilities, but got numbers from -",
+    ),
     Refusal(lambda: refuse_questions({}), "No metric may be asked for here by its class"),
     fits("'trainer.reload_dataloaders_every_n_epochs' is 1, but ... Remove it", flags={"reload_dataloaders_every_n_epochs": 1}),
 ]

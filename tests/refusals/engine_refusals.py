@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import lightning as L
 import numpy as np
 import torch
-from engine_runs import optimized, scheduled, stepping, variant
+from engine_runs import built, optimized, scheduled, stepping, variant
 from federations import CLASSES, Consecutive, Plain, network
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from refusing import Refusal, fits
@@ -58,12 +58,11 @@ def times(factor: Any) -> Any:
 
 def holding(make: Any, use: Any) -> Any:
     """A module that holds an object, with which each step changes the loss."""
-    set_held = lambda self: [Plain.__init__(self), setattr(self, "held", make())][0]  # noqa: E731
-    return variant(times(lambda self: use(self.held)), __init__=set_held)
+    return built(lambda self: setattr(self, "held", make()), times(lambda self: use(self.held)))
 
 
 def adding(layer: Any) -> Any:
-    return variant(__init__=lambda self: [Plain.__init__(self), self.net.append(layer())][0])
+    return built(lambda self: self.net.append(layer()))
 
 
 def later(change: Any) -> Any:
@@ -75,28 +74,19 @@ def hooked(change: Any, name: str = "on_train_epoch_end", base: Any = Plain, **m
     return variant(base, **{name: change}, stacked_hooks=(name,), **more)
 
 
-def with_default(self, batch, batch_idx, values=[]):  # noqa: B006
-    return LOSS(self(batch[0]), batch[1]) * append(values)
-
-
 def collecting(self, x, y, batch_idx):
     loss = LOSS(self(x), y)
     self.outputs.append(loss)
     return loss
 
 
-GLOBAL: list[int] = []
 HELD = [
-    holding(lambda: {"n": []}, lambda held: append(held["n"])),
-    holding(list, append),
-    holding(deque, append),
+    holding(lambda: {"n": deque()}, lambda held: append(held["n"])),
     holding(lambda: np.zeros(1), lambda array: 1 + 0.1 * float(np.add(array, 1, out=array)[0])),
     holding(Counter, lambda counter: counter()),
     holding(Counter, lambda counter: append(counter.seen)),
     holding(itertools.count, next),
     holding(lambda: np.random.default_rng(0), lambda rng: rng.random()),
-    holding(lambda: np.random.RandomState(0), lambda rng: rng.rand()),
-    holding(lambda: random.Random(0), lambda rng: rng.random()),
 ]
 AVERAGING = lambda self: self.log("mean", torch.stack(self.outputs).mean())  # noqa: E731
 FREEZING = hooked(lambda self: self.net[0].requires_grad_(self.current_epoch == 1), "on_train_epoch_start")
@@ -115,7 +105,6 @@ CHANGED: list[tuple[str, Any]] = [
     ("net.0.weight", FREEZING),
     ("net.0.bias", hooked(lambda self: nn.init.zeros_(self.net[0].bias))),
     ("Variant.seen", hooked(lambda self: append(self.seen), "on_fit_start", seen=[])),
-    ("Variant.outputs", hooked(AVERAGING, base=stepping(collecting), outputs=[])),
     ("Variant.outputs", hooked(AVERAGING, base=LATE_OUTPUTS, outputs=[])),
 ]
 
@@ -128,9 +117,6 @@ def remembered(module: Any, x: Any) -> Any:
 
 OTHER_LOSS = [
     holding(lambda: (lambda values: lambda: append(values))([]), lambda closure: closure()),
-    holding(lambda: (1 + n / 10 for n in itertools.count()), next),
-    variant(training_step=with_default),
-    times(lambda self: append(GLOBAL)),
     times(lambda self: 1 + secrets.randbelow(2**30)),  # as a clock: reached through a module, whose content does not count
 ]
 
@@ -210,25 +196,20 @@ MODULES: dict[str, Any] = {
 }
 
 
-def stacked(module: Any, words: str) -> Refusal:
-    return fits(words, module=module, local=fl.LocalTraining(engine="stacked", max_epochs=2))
-
-
-AGAIN = "returns another loss when it runs again ( ... , then ... stacked clients would share ... 'trainer'"
-STACKED = [
-    *(
-        stacked(module, f"of Variant changes '{name}' or what it ... clients would share. Set ... 'trainer'")
-        for name, module in CHANGED
-    ),
-    *(stacked(module, f"of Variant {AGAIN}") for module in OTHER_LOSS),
-    *(stacked(module, words) for words, module in MODULES.items()),
-]
-
-
 def on(engine: Any, words: str, module: Any = Plain, parts: Any = None, **local: Any) -> Refusal:
     return fits(words, module=module, local=fl.LocalTraining(engine=engine, **local), **(parts or {}))
 
 
+TWICE = {"max_epochs": 2}
+AGAIN = "returns another loss when it runs again ( ... , then ... stacked clients would share ... 'trainer'"
+STACKED = [
+    *(
+        on("stacked", f"of Variant changes '{name}' or what it ... clients would share. Set ... 'trainer'", module, **TWICE)
+        for name, module in CHANGED
+    ),
+    *(on("stacked", f"of Variant {AGAIN}", module, **TWICE) for module in OTHER_LOSS),
+    *(on("stacked", words, module, **TWICE) for words, module in MODULES.items()),
+]
 INSTEAD = ", which the engine 'fabric' of local training does not {}. Set 'federation.local.engine' to 'trainer'."
 UNFOLLOWED, UNPROVIDED = INSTEAD.format("follow"), INSTEAD.format("provide")
 FABRIC: dict[str, Any] = {

@@ -14,11 +14,11 @@ EACH = [tuple(part.numpy() for part in blobs(n, client)) for client, n in enumer
 FIELDS = ["x", "y"]
 
 
-def write_arrays(folder: Path, clients: list[Any] = EACH) -> Path:
+def write_arrays(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, parts in zip("xy", zip(*clients, strict=True), strict=True):
+    for name, parts in zip("xy", zip(*EACH, strict=True), strict=True):
         np.save(folder / f"{name}.npy", np.concatenate(parts))
-    np.save(folder / "ends.npy", np.cumsum([len(y) for _, y in clients]))
+    np.save(folder / "ends.npy", np.cumsum([len(y) for _, y in EACH]))
     return folder
 
 
@@ -49,7 +49,7 @@ def write_hdf5(path: Path, clients: list[Any] = EACH) -> Path:
     return path
 
 
-def set_up(path: Path | str, fields: list[str] = FIELDS, kind: Any = HDF5Clients, **settings: Any) -> Any:
-    own = kind(str(path), fields, **settings)
+def set_up(path: Path | str, fields: list[str] = FIELDS, **settings: Any) -> Any:
+    own = HDF5Clients(str(path), fields, **settings)
     own.setup("fit")
     return own

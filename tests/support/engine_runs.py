@@ -77,6 +77,14 @@ def differences(engine: Any, make: Callable[[], L.LightningModule], tolerance: f
     return sorted(far)
 
 
+def fitted(make: Callable[[], L.LightningModule], rounds: int = 2, **settings: Any) -> Any:
+    """The module of a federation that begins with the same weights each time."""
+    torch.manual_seed(3)
+    module = make()
+    federate(module, rounds, **settings)
+    return module
+
+
 def tier_1(names: Iterable[str], *quick: str) -> list[Any]:
     """Return the names as parameters, of which all but some are left to the slow tier."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
@@ -85,6 +93,16 @@ def tier_1(names: Iterable[str], *quick: str) -> list[Any]:
 def variant(base: type[L.LightningModule] = Plain, **methods: Any) -> Any:
     """A module with other methods."""
     return type("Variant", (base,), methods)
+
+
+def built(change: Any, base: type[L.LightningModule] = Plain, **methods: Any) -> Any:
+    """A module that is changed at the end of its ``__init__``, with other methods."""
+
+    def build(self: Any) -> None:
+        base.__init__(self)
+        change(self)
+
+    return variant(base, __init__=build, **methods)
 
 
 def stepping(body: Any) -> Any:

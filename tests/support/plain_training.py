@@ -6,12 +6,13 @@ from typing import Any
 
 import lightning as L
 import torch
+from engine_runs import Collect
 from federations import SIZES, Blobs, Consecutive, federate, trainer, weights
 from lightning.pytorch import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederationCallback, LocalTraining
+from fl_lightning import LocalTraining
 from fl_lightning.functional.seeding import derive_seed
 
 Make = Callable[[], L.LightningModule]
@@ -42,23 +43,23 @@ class TurnsSeed(Callback):
             torch.manual_seed(derive_seed(0, trainer.current_epoch // self.epochs, 0, "training"))
 
 
-def plain_weights(make: Make, rounds: int, epochs: int, dtype: Any, flags: dict[str, Any]) -> dict[str, Tensor]:
+def plain_weights(
+    make: Make, rounds: int, epochs: int, dtype: Any, flags: dict[str, Any], callbacks: list[Callback]
+) -> dict[str, Tensor]:
     """The weights of plain Lightning training over all epochs of all rounds."""
     torch.manual_seed(3)
     module = make().to(dtype)
-    run = trainer(rounds * epochs, TurnsSeed(epochs), **flags)
+    run = trainer(rounds * epochs, TurnsSeed(epochs), *callbacks, **flags)
     run.fit(module, InOrder(Blobs(SIZE, dtype=dtype).train))
     return weights(module)
 
 
-def federated_weights(
-    make: Make, rounds: int, dtype: Any, flags: dict[str, Any], parts: dict[str, Any], **local: Any
-) -> dict[str, Tensor]:
+def federated_weights(make: Make, rounds: int, dtype: Any, flags: dict[str, Any], **local: Any) -> dict[str, Tensor]:
     """The weights of a federation of the one client that has all data."""
     torch.manual_seed(3)
     module = make().to(dtype)
     data = Blobs(SIZE, shuffle=False, dtype=dtype)
-    federate(module, rounds, data=data, partitioner=Consecutive([SIZE]), local=LocalTraining(**local), flags=flags, **parts)
+    federate(module, rounds, data=data, partitioner=Consecutive([SIZE]), local=LocalTraining(**local), flags=flags)
     return weights(module)
 
 
@@ -68,7 +69,6 @@ def distance_from_plain(
     rounds: int = 3,
     epochs: int = 2,
     dtype: Any = torch.float64,
-    parts: dict[str, Any] | None = None,
     without: tuple[str, ...] = (),
     **local: Any,
 ) -> float:
@@ -80,44 +80,33 @@ def distance_from_plain(
         rounds: N.
         epochs: E.
         dtype: of the weights and inputs.
-        parts: settings of the federation besides ``local``.
         without: tensors that are not compared.
         local: settings of the local training; those that a Trainer has too are the plain run's flags.
     """
     shared = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "precision", "limit_train_batches")
     precision = {"precision": "64-true"} if dtype is torch.float64 else {}
     flags = precision | {name: local[name] for name in shared if name in local}
-    plain = plain_weights(make, rounds, epochs, dtype, flags)
+    plain = plain_weights(make, rounds, epochs, dtype, flags, copy.deepcopy(local.get("callbacks", [])))
     settings = {"engine": engine, "max_epochs": epochs, "optimizer_state": "kept", **precision, **local}
     outer = {"precision": flags["precision"]} if "precision" in flags else {}
-    found = federated_weights(make, rounds, dtype, outer, parts or {}, **settings)
+    found = federated_weights(make, rounds, dtype, outer, **settings)
     assert plain.keys() == found.keys()
     moved = {name for name, tensor in found.items() if tensor.is_floating_point() and tensor.dtype != dtype}
     assert not moved
     return max(float((plain[name].double() - found[name].double()).abs().max()) for name in plain if name not in without)
 
 
-class Models(FederationCallback):
-    """Keeps what each client sent."""
-
-    def __init__(self) -> None:
-        self.sent: dict[int, Tensor] = {}
-
-    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
-        self.sent[update.client] = update.snapshot.vector.clone()
-
-
 def client_by_client(make: Make, **local: Any) -> float:
     """How far the clients of a first round are from plain training, each alone, from the same start."""
     torch.manual_seed(3)
-    module, models = make().double(), Models()
+    module, sent = make().double(), Collect()
     start = copy.deepcopy(module)
     data, flags = Blobs(shuffle=False, dtype=torch.float64), {"precision": "64-true"}
-    federate(module, 1, models, data=data, local=LocalTraining(precision="64-true", **local), flags=flags)
-    found = []
+    federate(module, 1, sent, data=data, local=LocalTraining(precision="64-true", **local), flags=flags)
+    found, models = [], {update.client: update.snapshot.vector for update in sent.updates}
     for client, examples in enumerate(zip(*(part.split(list(SIZES)) for part in data.train), strict=True)):
         alone = copy.deepcopy(start)
         trainer(1, precision="64-true").fit(alone, InOrder(examples))
         vector = torch.cat([parameter.detach().reshape(-1) for parameter in alone.parameters()])
-        found.append(float((vector - models.sent[client][: len(vector)]).abs().max()))
+        found.append(float((vector - models[client][: len(vector)]).abs().max()))
     return max(found)

@@ -99,7 +99,7 @@ class StackedEngine:
         self._layout: ModelLayout | None = None
 
     def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
-        """Train clients stack by stack; see :meth:`Engine.fit`."""
+        """Train clients stack by stack; see :meth:`TrainerEngine.fit`."""
         local, fast, layout = self._place.local, self._place.fast_dev_run, self._resident.server.layout
         if self._step is None or self._layout is not layout:
             self._step, self._layout = self._build(), layout
