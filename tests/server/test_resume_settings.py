@@ -56,9 +56,6 @@ class Change:
     def message(self) -> str:
         return f"'{self.name}' {self.was}, but this run has {self.now}"
 
-    def __str__(self) -> str:
-        return f"{self.name} {self.now}"
-
 
 def other(name: str, change: Callable[[Any], Any]) -> Blobs:
     data = Blobs()
