@@ -188,13 +188,3 @@ def test_a_buffer_of_two_shapes_is_refused(ranks):
         whole.merge(other)
     with pytest.raises(ConfigurationError, match=r"'low' the shape \(2,\) at one client and \(2, 1\) at another"):
         moved.result([1.0, 1.0], whole, ALONE)
-
-
-def test_nothing_is_sent_for_what_stays():
-    sent = Collect()
-    module = Plain()
-    module.backbone = network().requires_grad_(False)
-    federate(module, 2, sent, local=LocalTraining())
-    alone = Collect()
-    federate(Plain(), 2, alone, local=LocalTraining())
-    assert [u.bytes_up for u in sent.updates] == [u.bytes_up for u in alone.updates]
