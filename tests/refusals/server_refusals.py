@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from client_sites import fitted
 from engine_runs import stepping, variant
 from federations import Blobs, Consecutive, Plain, blobs, changed, federate, trainer
 from lightning.pytorch import callbacks
@@ -185,27 +186,22 @@ def giving(part: Any) -> Any:
     return variant(fl.IIDPartitioner, partition=lambda self, n, y: [torch.arange(2), part])(2)
 
 
-def labelled(label: int, **more: Any) -> Any:
-    """Return a call that divides data whose sixth label is no class."""
+def labelled(label: int) -> Blobs:
+    """Return data whose sixth label is no class."""
     data = Blobs()
     data.train[1][5] = label
-    more = {"partitioner": fl.IIDPartitioner(3), **more}
-    return lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), fl.FederatedDataModule(data, **more))
+    return data
 
 
 def task_on(label: int) -> Any:
     """Return a call that fits a task to data with such a label, which nobody read before."""
-    data = Blobs()
-    data.train[1][5] = label
-    return fitting(
-        module=lambda: fl.ClassificationTask(Plain().net, 3, fl.CrossEntropy()), data=data, partitioner=fl.IIDPartitioner(3)
-    )
+    return fitting(module=lambda: fl.ClassificationTask(Plain().net, 3), data=labelled(label), partitioner=fl.IIDPartitioner(3))
 
 
 LARGE = "An example has the label 1000000000000, but classes are numbered from 0 to below 1,000,000. Correct or remove it"
 DATA = [
-    Refusal(labelled(10**12, partitioner=fl.DirichletPartitioner(3)), LARGE, fl.DataError),
-    Refusal(labelled(10**12, rebalancing=fl.LabelAveraging()), LARGE, fl.DataError),
+    told(divided(labelled(10**12), fl.DirichletPartitioner(3)), LARGE),
+    told(lambda: fitted(fl.FederatedDataModule(labelled(10**12), Consecutive(), rebalancing=fl.LabelAveraging())), LARGE),
     Refusal(task_on(-1), "The labels go from -1 ... but the model has classes 0 to 2", fl.DataError),
     Refusal(task_on(3), "labels go from 0 to 3, but the model has classes 0 to 2. Set 'model.num_classes'", fl.DataError),
     Refusal(divided(L.LightningDataModule()), "has no 'train_dataloader', but a federation needs one torch", fl.DataError),

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, blobs, every_round
+from federations import Blobs, Consecutive, Plain, blobs, every_round, trainer
 from resumed_runs import LazyData, OwnStrategy, Run, local, run, sgd
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassF1Score
@@ -187,21 +186,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Run], s
     return find
 
 
-ALIKE = (f"'{STRATEGY}.", "'model.", f"'{ATTACK}.", "'federation.server_optimizer'", f"'{LOCAL}.grad", "'data.datamodule.sh")
-"""Of these, one each is tried at every step."""
-
-
-def tiers() -> list[Any]:
-    seen: set[str] = set()
-    rows = []
-    for row in MAY:
-        kind = next((kind for kind in ALIKE if row[0].startswith(kind)), row[0])
-        rows.append(pytest.param(*row, id=row[0], marks=[pytest.mark.slow] if kind in seen else []))
-        seen.add(kind)
-    return rows
-
-
-@pytest.mark.parametrize(("message", "after", "before"), tiers())
+@pytest.mark.parametrize(("message", "after", "before"), MAY, ids=[message for message, *_ in MAY])
 def test_a_changed_setting_is_refused_unless_on_purpose(message, after, before, checkpoint_of, tmp_path):
     path, now = checkpoint_of(before), {**before, **after}
     with pytest.raises(CheckpointError) as refused:
@@ -268,8 +253,7 @@ def test_other_data_of_a_client_are_refused(own_loaders, tmp_path):
 
     def fit(south, **more):
         data = FederatedDataModule.from_clients(clients(south), **({} if own_loaders else {"batch_size": 5}))
-        flags = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
-        L.Trainer(max_epochs=1, callbacks=[FederatedOrchestrator(), every_round(tmp_path)], **flags).fit(Plain(), data, **more)
+        trainer(1, FederatedOrchestrator(), every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data, **more)
 
     x, y = blobs(12, 2)
     fit(TensorDataset(x, y))
