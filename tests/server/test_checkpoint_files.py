@@ -211,8 +211,6 @@ def test_whose_io_reads_decides(tmp_path):
 
 def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monkeypatch):
     """The run with checkpoints ends as the one without; what is tried is small though the model is not."""
-    module = Plain(momentum=0.9)
-    module.bulk = torch.nn.Parameter(torch.zeros(1_000_000), requires_grad=False)
     finals, sizes = [], []
     save = torch.save
 
@@ -224,10 +222,10 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
     monkeypatch.setattr(torch, "save", measured)
     for callbacks in ([], [every_round(tmp_path)]):
         torch.manual_seed(3)
-        mine = Plain(momentum=0.9)
-        mine.bulk = module.bulk
-        federate(mine, 2, *callbacks, flags={"enable_checkpointing": bool(callbacks)})
-        finals.append(weights(mine))
+        module = Plain(momentum=0.9)
+        module.bulk = torch.nn.Parameter(torch.zeros(1_000_000), requires_grad=False)
+        federate(module, 2, *callbacks, flags={"enable_checkpointing": bool(callbacks)})
+        finals.append(weights(module))
     assert same_bits(*finals)
     assert sizes[0] < 100_000 < 4_000_000 < sizes[1]
 

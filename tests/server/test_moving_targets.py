@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import Collect
+from engine_runs import Collect, variant
 from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, weights
 from torch import Tensor
 from torch.nn import functional as F
@@ -54,10 +54,7 @@ class Following(Plain):
         return loss
 
 
-class Resting(Following):
-    """Its target is in evaluation mode, so that it looks like a frozen backbone."""
-
-    evaluates = True
+Resting = variant(Following, evaluates=True)  # its target looks like a frozen backbone
 
 
 class OneMoves(Following):
