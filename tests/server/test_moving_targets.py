@@ -97,9 +97,9 @@ def test_targets_are_averaged_with_the_strategys_weights_and_set(make):
         assert torch.allclose(parameter, expected[name], atol=1e-6)
         assert not torch.equal(parameter, dict(start.target.named_parameters())[name])
     assert same_bits(weights(module.still), weights(start.still))
-    size = sum(p.numel() * p.element_size() for p in module.target.parameters())
-    up = {u.num_examples: u.bytes_up for u in sent.updates}
-    assert up[20] - up[7] == (size if make is OneMoves else 0)
+    trained, target = (sum(p.numel() * p.element_size() for p in part.parameters()) for part in (module.net, module.target))
+    up = {n: trained + (target if make is not OneMoves or n == 20 else 0) for n in SIZES}
+    assert {u.num_examples: u.bytes_up for u in sent.updates} == up
 
 
 class NoWeights(WeightedAverage):

@@ -25,11 +25,10 @@ FIT += ["--trainer.limit_val_batches=1.0", "--data.datamodule.eval_batch_size=50
 QUIET = "--trainer.logger=false"
 
 
-def run(folder: Path, name: str, *args: str, expect: int = 0, ranks: int = 1) -> dict:
+def run(folder: Path, name: str, *args: str, expect: int = 0) -> dict:
     """Run the script; what it wrote, or where it was to fail, what it said."""
     out = folder / f"{name}.pt"
-    script = [str(SCRIPT), "--folder", str(folder / "checkpoints"), "--out", str(out), "--ranks", str(ranks), *args]
-    stderr = launch(script, 120, folder, expect, ranks)
+    stderr = launch([str(SCRIPT), "--folder", str(folder / "checkpoints"), "--out", str(out), *args], 120, folder, expect)
     return torch.load(out, weights_only=True) if expect == 0 else {"stderr": stderr}
 
 
