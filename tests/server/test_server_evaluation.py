@@ -96,9 +96,7 @@ def test_a_stream_can_be_the_servers_set():
     streamed = changed("val", DataLoader(Stream(), batch_size=10))
     federate(Plain(), 1, data=streamed, strategy=AdaFed("val_acc"))
     data = FederatedDataModule(streamed, Consecutive())
-    evaluators = Evaluators(
-        ResidentModel(Plain()), data, ServerEvaluation(), Place(local=LocalTraining()), limit_batches=1.0, seed=0
-    )
+    evaluators = Evaluators(ResidentModel(Plain()), data, ServerEvaluation(), Place(local=LocalTraining()), 1.0, seed=0)
     assert evaluators.num_server_examples == 0
 
 
