@@ -24,6 +24,7 @@ from fl_lightning.errors import EngineError
 
 
 STACKED = fl.LocalTraining(engine="stacked")
+IN_BF16 = {"server_evaluation": fl.ServerEvaluation(precision="bf16-mixed"), "strategy": fl.AdaFed("val_acc")}
 
 
 def trusting(names: Any) -> Callable[[], Any]:
@@ -36,15 +37,6 @@ def calling(callback: Callable[[], Any]) -> Callable[[], Any]:
 
 def at_clients(callback: Callable[[], Any], **local: Any) -> Callable[[], Any]:
     return lambda: federate(Plain(), 1, local=fl.LocalTraining(callbacks=[callback()], **local))
-
-
-def bf16_of(precision: Any, dtype: torch.dtype) -> Callable[[], Any]:
-    """Evaluate in bfloat16 models that are stored in another precision than 32 bits."""
-    settings = {
-        "local": fl.LocalTraining(precision=precision),
-        "server_evaluation": fl.ServerEvaluation(precision="bf16-mixed"),
-    }
-    return lambda: federate(Plain().to(dtype), 1, data=Blobs(dtype=dtype), strategy=fl.AdaFed("val_acc"), **settings)
 
 
 def loader(n: int = 40) -> DataLoader[Any]:
@@ -89,8 +81,10 @@ SERVER = [
     ),
     Refusal(fitting(strategy=Weightless()), "Weightless gave 3 updates the weights", fl.ClientError),
     # evaluation at the server
-    Refusal(bf16_of("64-true", torch.float64), "models are stored in 64-true. Remove it"),
-    Refusal(bf16_of("bf16-true", torch.float32), "models are stored in bf16-true. Remove it"),
+    *(
+        fits(f"models are stored in {stored}. Remove it", local=fl.LocalTraining(precision=stored), **IN_BF16)
+        for stored in ("64-true", "bf16-true")
+    ),
     told(lambda: reduced([loader(), loader()], 10, None, 0), "cannot divide a list. Let 'val_dataloader' return one"),
     # former settings
     *(
