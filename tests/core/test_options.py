@@ -12,10 +12,10 @@ from command_line import small
 from federations import SIZES, Blobs, Plain, every_round, federate, same_bits, weights
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch.callbacks import EarlyStopping
-from own_option import CountBatches, DropNumbers, PlansRounds, Sums
+from own_option import CountBatches, DropNumbers, Hooked, PlansRounds, Sums
 
 import fl_lightning
-from fl_lightning import ClientPrivacy, FedAvg, FederationCallback, LocalTraining, Option, ServerHooks, TopK
+from fl_lightning import ClientPrivacy, FedAvg, FederationCallback, LocalTraining, Option, TopK
 from fl_lightning.core.capabilities import Capability
 from fl_lightning.core.option import ClientMetric
 from fl_lightning.messages import EvalOrder
@@ -59,7 +59,7 @@ def test_options_act_in_order_before_the_transforms():
     assert 0.01 < moved < 1 - 0.9 ** len(SIZES)  # two draws of one client are the same, those of different clients differ
 
 
-class LossAtClients(Option, ServerHooks):
+class LossAtClients(Hooked):
     """An option that measures the new model on the clients' training parts, and notes when its hooks are called."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class LossAtClients(Option, ServerHooks):
 
     def at_server(self, context):
         self.calls.append(("at_server", context.settings.route.keeps_models, context.removed))
-        return self
+        return super().at_server(context)
 
     def open(self, federation):
         self.federation = federation
@@ -174,6 +174,6 @@ def test_an_option_follows_the_work_of_clients(engine):
     option, updates = CountBatches(), Updates()
     federate(Plain(), 2, updates, options=[option], local=LocalTraining(engine=engine))
     seen, everyone = [update for own in updates.rounds for update in own], [*range(len(SIZES))]
-    assert option.calls == ["open", everyone, everyone, 2]
+    assert option.charged == [everyone, everyone]
     assert all(update.metrics == {"mine": 1.0} for update in seen)
     assert option.told == sum((Counter({update.client: update.num_steps}) for update in seen), Counter())

@@ -133,14 +133,6 @@ def test_two_values_are_guarded_however_they_are_coded(codes, rare, batched):
     assert found.counts == (0 if few else 80, 81)
 
 
-class Many(Blobs):
-    """More points."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.train = (torch.arange(404.0).reshape(101, 4), torch.arange(101) % 2)
-
-
 def expected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     mean, std = np.nanmean(rows.double().numpy(), 0), np.nanstd(rows.double().numpy(), 0)
     return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
@@ -166,9 +158,9 @@ def test_the_scale_is_that_of_all_clients_rows_also_under_masks(engine, sizes):
 @pytest.mark.slow
 def test_more_clients_than_share_masks_in_pairs():
     module = Scaled()
-    cohort = {"partitioner": Consecutive([1] * 101), "clients_per_round": 3, "data": Many()}
+    cohort = {"partitioner": Consecutive([1] * 101), "clients_per_round": 3, "data": Blobs(101)}
     federate(module, 1, secure_aggregation=SecureAggregation(), **cohort)
-    assert torch.allclose(module.net.mean, expected(Many().train[0])[0], rtol=1e-6)
+    assert torch.allclose(module.net.mean, expected(Blobs(101).train[0])[0], rtol=1e-6)
 
 
 def test_one_client_is_plain_training_on_scaled_rows():

@@ -139,16 +139,6 @@ NETWORKS = [
 # ------ Tasks, losses and transforms
 
 
-class Alone(Blobs):
-    """Inputs without a target."""
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(TensorDataset(self.train[0]), batch_size=7)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(TensorDataset(self.val[0]), batch_size=7)
-
-
 class Numbers(Blobs):
     """Real targets of a shape."""
 
@@ -176,13 +166,14 @@ def classes(network: Any, *args: Any, **settings: Any) -> Callable[[], Any]:
 PULLED = fl.ProximalLoss(fl.CrossEntropy(), 0.1)
 WITH_GRADIENT = torch.zeros(2, 3, requires_grad=True)
 LINE = nn.Linear(4, 1)
+ALONE = changed("train", DataLoader(TensorDataset(blobs(sum(SIZES), 1)[0]), batch_size=7))
 TASKS = [
     Refusal(task(nn.Linear(4, 2)), "outputs of shape ( ... , 2), but the targets have shape ("),
     Refusal(task(nn.Linear(5, 1)), "Linear cannot take inputs of shape"),
     Refusal(task(LINE, nn.CrossEntropyLoss()), "must be a loss of numbers, ... but is 'CrossEntropyLoss'"),
     Refusal(classes(nn.Linear(4, 3), 3, nn.MSELoss()), "MSELoss cannot compare ... Set 'model.loss' to one for such"),
     Refusal(task(LINE, strategy=fl.AdaFed(metrics.BinaryF1Score())), "BinaryF1Score cannot compare ... strategy.metric'"),
-    Refusal(task(LINE, data=Alone()), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
+    Refusal(task(LINE, data=ALONE), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
     Refusal(classes(nn.Linear(4, 3), 3, fl.CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5"),
     Refusal(
         lambda: federate(

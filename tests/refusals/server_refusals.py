@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from client_sites import fitted
 from engine_runs import stepping, variant
 from federations import Blobs, Consecutive, Plain, blobs, changed, federate, trainer
 from lightning.pytorch import callbacks
@@ -23,6 +24,7 @@ from fl_lightning.errors import EngineError
 
 
 STACKED = fl.LocalTraining(engine="stacked")
+IN_BF16 = {"server_evaluation": fl.ServerEvaluation(precision="bf16-mixed"), "strategy": fl.AdaFed("val_acc")}
 
 
 def trusting(names: Any) -> Callable[[], Any]:
@@ -37,25 +39,12 @@ def at_clients(callback: Callable[[], Any], **local: Any) -> Callable[[], Any]:
     return lambda: federate(Plain(), 1, local=fl.LocalTraining(callbacks=[callback()], **local))
 
 
-def bf16_of(precision: Any, dtype: torch.dtype) -> Callable[[], Any]:
-    """Evaluate in bfloat16 models that are stored in another precision than 32 bits."""
-    settings = {
-        "local": fl.LocalTraining(precision=precision),
-        "server_evaluation": fl.ServerEvaluation(precision="bf16-mixed"),
-    }
-    return lambda: federate(Plain().to(dtype), 1, data=Blobs(dtype=dtype), strategy=fl.AdaFed("val_acc"), **settings)
-
-
 def loader(n: int = 40) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*blobs(n, 1)), batch_size=5)
 
 
-class Weightless(fl.JointStrategy):
-    def combine(self, updates: Any, worth: Any) -> Any:
-        return updates[0].state.double(), [math.nan] * len(updates)
-
-
 Own = made("Own", fl.FederatedOrchestrator)  # A user's subclass
+Weightless = made("Weightless", fl.JointStrategy, combine=lambda self, sent, _: (sent[0].state.double(), [math.nan] * 3))
 
 
 class Following(Plain):
@@ -92,8 +81,10 @@ SERVER = [
     ),
     Refusal(fitting(strategy=Weightless()), "Weightless gave 3 updates the weights", fl.ClientError),
     # evaluation at the server
-    Refusal(bf16_of("64-true", torch.float64), "models are stored in 64-true. Remove it"),
-    Refusal(bf16_of("bf16-true", torch.float32), "models are stored in bf16-true. Remove it"),
+    *(
+        fits(f"models are stored in {stored}. Remove it", local=fl.LocalTraining(precision=stored), **IN_BF16)
+        for stored in ("64-true", "bf16-true")
+    ),
     told(lambda: reduced([loader(), loader()], 10, None, 0), "cannot divide a list. Let 'val_dataloader' return one"),
     # former settings
     *(
@@ -171,9 +162,7 @@ def wrong_types() -> list[Refusal]:
     return [*(Refusal(call, words) for words, call in rows.items()), unknown]
 
 
-class Stream(IterableDataset):
-    def __iter__(self) -> Any:
-        yield from ()
+Stream = made("Stream", IterableDataset, __iter__=lambda self: iter(()))
 
 
 def divided(data: Any, partitioner: Any = None, **more: Any) -> Any:
@@ -185,27 +174,22 @@ def giving(part: Any) -> Any:
     return variant(fl.IIDPartitioner, partition=lambda self, n, y: [torch.arange(2), part])(2)
 
 
-def labelled(label: int, **more: Any) -> Any:
-    """Return a call that divides data whose sixth label is no class."""
+def labelled(label: int) -> Blobs:
+    """Return data whose sixth label is no class."""
     data = Blobs()
     data.train[1][5] = label
-    more = {"partitioner": fl.IIDPartitioner(3), **more}
-    return lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), fl.FederatedDataModule(data, **more))
+    return data
 
 
 def task_on(label: int) -> Any:
     """Return a call that fits a task to data with such a label, which nobody read before."""
-    data = Blobs()
-    data.train[1][5] = label
-    return fitting(
-        module=lambda: fl.ClassificationTask(Plain().net, 3, fl.CrossEntropy()), data=data, partitioner=fl.IIDPartitioner(3)
-    )
+    return fitting(module=lambda: fl.ClassificationTask(Plain().net, 3), data=labelled(label), partitioner=fl.IIDPartitioner(3))
 
 
 LARGE = "An example has the label 1000000000000, but classes are numbered from 0 to below 1,000,000. Correct or remove it"
 DATA = [
-    Refusal(labelled(10**12, partitioner=fl.DirichletPartitioner(3)), LARGE, fl.DataError),
-    Refusal(labelled(10**12, rebalancing=fl.LabelAveraging()), LARGE, fl.DataError),
+    told(divided(labelled(10**12), fl.DirichletPartitioner(3)), LARGE),
+    told(lambda: fitted(fl.FederatedDataModule(labelled(10**12), Consecutive(), rebalancing=fl.LabelAveraging())), LARGE),
     Refusal(task_on(-1), "The labels go from -1 ... but the model has classes 0 to 2", fl.DataError),
     Refusal(task_on(3), "labels go from 0 to 3, but the model has classes 0 to 2. Set 'model.num_classes'", fl.DataError),
     Refusal(divided(L.LightningDataModule()), "has no 'train_dataloader', but a federation needs one torch", fl.DataError),

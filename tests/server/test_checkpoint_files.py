@@ -211,8 +211,6 @@ def test_whose_io_reads_decides(tmp_path):
 
 def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monkeypatch):
     """The run with checkpoints ends as the one without; what is tried is small though the model is not."""
-    module = Plain(momentum=0.9)
-    module.bulk = torch.nn.Parameter(torch.zeros(1_000_000), requires_grad=False)
     finals, sizes = [], []
     save = torch.save
 
@@ -224,29 +222,22 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
     monkeypatch.setattr(torch, "save", measured)
     for callbacks in ([], [every_round(tmp_path)]):
         torch.manual_seed(3)
-        mine = Plain(momentum=0.9)
-        mine.bulk = module.bulk
-        federate(mine, 2, *callbacks, flags={"enable_checkpointing": bool(callbacks)})
-        finals.append(weights(mine))
+        module = Plain(momentum=0.9)
+        module.bulk = torch.nn.Parameter(torch.zeros(1_000_000), requires_grad=False)
+        federate(module, 2, *callbacks, flags={"enable_checkpointing": bool(callbacks)})
+        finals.append(weights(module))
     assert same_bits(*finals)
     assert sizes[0] < 100_000 < 4_000_000 < sizes[1]
 
 
-def saved_twice(folder):
-    federate(Plain(), 1, every_round(folder), flags={"enable_checkpointing": True})
-    whole = (folder / "last.ckpt").read_bytes()
-    for name in ("older", "newer"):
-        (folder / f"{name}.ckpt").write_bytes(whole)
-    torn = folder / "newest.ckpt"
-    torn.write_bytes(whole[: len(whole) // 2])
-    return whole
-
-
 def test_a_damaged_entry_is_named_and_the_newest_whole_checkpoint_offered(tmp_path):
-    whole = saved_twice(tmp_path)
-    for age, name in enumerate(("newest", "last", "newer", "older")):
-        os.utime(tmp_path / f"{name}.ckpt", (1e9 - age, 1e9 - age))
+    federate(Plain(), 1, every_round(tmp_path), flags={"enable_checkpointing": True})
     path = tmp_path / "last.ckpt"
+    whole = path.read_bytes()
+    for age, name in enumerate(("newest", "last", "newer", "older")):
+        file = tmp_path / f"{name}.ckpt"
+        file.write_bytes(whole[: len(whole) // 2] if name == "newest" else whole)
+        os.utime(file, (1e9 - age, 1e9 - age))
     with zipfile.ZipFile(path) as archive:
         largest = max(archive.infolist(), key=lambda entry: entry.file_size)
         numbers = archive.read(largest)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from against_hand import Updates, assert_close, assert_follows, clients_of
 from by_hand import World, averaged
-from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from federations import SIZES, Blobs, Consecutive, Plain, changed, federate, same_bits, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
@@ -268,11 +268,6 @@ class Unreadable(TensorDataset):
         return super().__getitem__(index)
 
 
-class WithUnreadable(Blobs):
-    def train_dataloader(self):
-        return DataLoader(Unreadable(*self.train), batch_size=5)
-
-
 @pytest.mark.filterwarnings("ignore:Round .* continues without")
 @pytest.mark.parametrize(
     ("engine", "strategy"), [("trainer", FedAvg), ("trainer", Focus), ("fabric", FedAvg), ("stacked", FedAvg)]
@@ -289,7 +284,8 @@ def test_examples_that_cannot_be_read(engine, strategy):
             super().on_client_failed(trainer, pl_module, failure)
             trainers.append(trainer.datamodule.datamodule.trainer)
 
-    data, sees, updates, local = WithUnreadable(shuffle=False), Sees(), Updates(), LocalTraining(engine=engine)
+    data, sees, updates = changed("train", DataLoader(Unreadable(*Blobs().train), batch_size=5)), Sees(), Updates()
+    local = LocalTraining(engine=engine)
     faults = Faults("skip", retries=0 if engine == "stacked" else 2)
     run = federate(Plain(), 2, sees, updates, data=data, strategy=strategy(), faults=faults, local=local)
     assert [[update.client for update in each] for each in updates.rounds] == [[0, 2]] * 2

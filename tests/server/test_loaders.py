@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from federations import Blobs, Consecutive, Plain, changed, federate, same_bits, trainer, weights
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
@@ -17,10 +17,6 @@ from fl_lightning import (
     IIDPartitioner,
     ServerEvaluation,
 )
-
-
-def loader(seed: int, n: int, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*blobs(n, seed)), **settings)
 
 
 class Several(Blobs):
@@ -70,14 +66,9 @@ class Subclass(DataLoader[Any]):
 
 
 def test_a_subclass_of_dataloader_is_named():
-    class Data(Blobs):
-        def train_dataloader(self) -> Any:
-            return Subclass(TensorDataset(*self.train), batch_size=5)
-
-    with pytest.warns(
-        UserWarning, match=r"Data.train_dataloader\(\) returns a Subclass, but clients get a plain torch DataLoader"
-    ):
-        federate(Plain(), 1, data=Data())
+    match = r"Blobs.train_dataloader\(\) returns a Subclass, but clients get a plain torch DataLoader"
+    with pytest.warns(UserWarning, match=match):
+        federate(Plain(), 1, data=changed("train", Subclass(TensorDataset(*Blobs().train), batch_size=5)))
 
 
 def test_the_other_package():
@@ -104,9 +95,9 @@ def test_the_other_package():
 
 def test_loaders_instead_of_a_datamodule():
     found = []
-    given = FederatedDataModule.from_loaders(
-        loader(1, 40, batch_size=5, shuffle=True), loader(2, 61, batch_size=16), partitioner=Consecutive()
-    )
+    own = Blobs()
+    train, val = DataLoader(TensorDataset(*own.train), batch_size=5, shuffle=True), DataLoader(TensorDataset(*own.val), 16)
+    given = FederatedDataModule.from_loaders(train, val, partitioner=Consecutive())
     for data in (FederatedDataModule(Blobs(), Consecutive()), given):
         torch.manual_seed(3)
         module = Plain()

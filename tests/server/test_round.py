@@ -8,6 +8,7 @@ import torch
 from against_hand import assert_follows, clients_of
 from by_hand import accuracy, averaged
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, trainer
+from lightning.pytorch.callbacks import LambdaCallback
 
 from fl_lightning import (
     AdaFed,
@@ -56,20 +57,6 @@ def test_frozen_parameters_stay_where_they_are_under_an_adaptive_server():
     assert torch.equal(module.net[0].weight, before)
 
 
-class Watch(L.Callback):
-    """Notes the class weights before training, and who took part in each round."""
-
-    def __init__(self):
-        self.adapted, self.clients = [], []
-
-    def on_train_start(self, trainer, pl_module):
-        if isinstance(pl_module, ClassificationTask):
-            self.adapted.append(pl_module.loss.class_weights.tolist())
-
-    def on_client_end(self, trainer, pl_module, update):
-        self.clients.append((update.round_idx, update.client))
-
-
 def test_class_weights_belong_to_the_server():
     """They follow 1 / (F1 + 0.1) of the aggregated model, worked here with scikit-learn, and are not averaged.
 
@@ -78,10 +65,11 @@ def test_class_weights_belong_to_the_server():
     from sklearn.metrics import f1_score
 
     L.seed_everything(2, verbose=False)
-    watch, optimizer = Watch(), lambda p: torch.optim.SGD(p, lr=0.05)
+    adapted, optimizer = [], lambda p: torch.optim.SGD(p, lr=0.05)
     task = ClassificationTask(Plain().net, 3, F1WeightedCrossEntropy(3), optimizer)
-    federate(task, 2, watch, strategy=AdaFed(), flags={"num_sanity_val_steps": 2})
-    assert watch.adapted == [[1.0, 1.0, 1.0]]
+    note = LambdaCallback(on_train_start=lambda trainer, module: adapted.append(module.loss.class_weights.tolist()))
+    federate(task, 2, note, strategy=AdaFed(), flags={"num_sanity_val_steps": 2})
+    assert adapted == [[1.0, 1.0, 1.0]]
     x, y = blobs(61, 2)
     predicted = task.eval()(x).argmax(1)
     expected = 1 / (f1_score(y, predicted, average=None, labels=[0, 1, 2]) + 0.1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, federate, network
+from federations import CLASSES, SIZES, Consecutive, Plain, changed, federate, network
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
@@ -32,18 +32,15 @@ class Scores(FederationCallback):
         self.seen.append((update.round_idx, update.client, update.score))
 
 
-EXACT = ServerEvaluation()
-
-
-def adafed(rounds: int, evaluation: ServerEvaluation = EXACT, **more: Any) -> tuple[Plain, Scores]:
+def adafed(rounds: int, evaluation: ServerEvaluation, **more: Any) -> Scores:
     torch.manual_seed(1)
-    module, scores = Plain(), Scores()
-    federate(module, rounds, scores, strategy=AdaFed("val_acc"), server_evaluation=evaluation, **more)
-    return module, scores
+    scores = Scores()
+    federate(Plain(), rounds, scores, strategy=AdaFed("val_acc"), server_evaluation=evaluation, **more)
+    return scores
 
 
 def test_between_evaluations_a_client_keeps_its_score():
-    _, scores = adafed(5, evaluation=ServerEvaluation(every_n_rounds=2))
+    scores = adafed(5, ServerEvaluation(every_n_rounds=2))
     by_round = {(r, client): score for r, client, score in scores.seen}
     hand = dict(zip([(r, client) for r, client, _ in scores.seen], scores.by_hand, strict=True))
     for client in range(len(SIZES)):
@@ -54,7 +51,7 @@ def test_between_evaluations_a_client_keeps_its_score():
 
 
 def test_a_client_without_a_score_is_measured_all_the_same():
-    _, scores = adafed(6, evaluation=ServerEvaluation(every_n_rounds=100), clients_per_round=1)
+    scores = adafed(6, ServerEvaluation(every_n_rounds=100), clients_per_round=1)
     firsts: dict[int, float] = {}
     for (_, client, score), own in zip(scores.seen, scores.by_hand, strict=True):
         assert score == firsts.setdefault(client, pytest.approx(own, abs=1e-6))
@@ -67,7 +64,7 @@ def test_a_client_without_a_score_is_measured_all_the_same():
     ids=str,
 )
 def test_scores_are_those_of_the_whole_set(settings, tolerance):
-    _, scores = adafed(2, evaluation=ServerEvaluation(**settings))
+    scores = adafed(2, ServerEvaluation(**settings))
     assert [score for _, _, score in scores.seen] == pytest.approx(scores.by_hand, abs=tolerance)
 
 
@@ -86,7 +83,7 @@ def test_a_part_of_the_set_has_as_many_of_each_class_in_proportion(examples, kin
 
 
 def test_a_part_of_the_set_is_what_is_measured():
-    _, scores = adafed(1, evaluation=ServerEvaluation(examples=9))
+    scores = adafed(1, ServerEvaluation(examples=9))
     assert all(round(score * 9) / 9 == pytest.approx(score, abs=1e-6) for *_, score in scores.seen)
 
 
@@ -96,10 +93,10 @@ class Stream(IterableDataset):
 
 
 def test_a_stream_can_be_the_servers_set():
-    streamed = type("Streamed", (Blobs,), {"val_dataloader": lambda self: DataLoader(Stream(), batch_size=10)})
-    federate(Plain(), 1, data=streamed(), strategy=AdaFed("val_acc"))
-    data = FederatedDataModule(streamed(), Consecutive())
-    evaluators = Evaluators(ResidentModel(Plain()), data, EXACT, Place(local=LocalTraining()), limit_batches=1.0, seed=0)
+    streamed = changed("val", DataLoader(Stream(), batch_size=10))
+    federate(Plain(), 1, data=streamed, strategy=AdaFed("val_acc"))
+    data = FederatedDataModule(streamed, Consecutive())
+    evaluators = Evaluators(ResidentModel(Plain()), data, ServerEvaluation(), Place(local=LocalTraining()), 1.0, seed=0)
     assert evaluators.num_server_examples == 0
 
 

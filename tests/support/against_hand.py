@@ -6,7 +6,7 @@ import lightning as L
 import numpy as np
 import torch
 from by_hand import LR, World, averaged, build, flat
-from federations import SIZES, Blobs, Consecutive, Plain, client_scores, federate, trainer, weights
+from federations import SIZES, Blobs, Consecutive, Plain, client_scores, trainer, weights
 from torch.nn import functional
 
 import fl_lightning as fl
@@ -53,8 +53,7 @@ def assert_follows(
     for t in range(rounds):
         by_hand = step(by_hand, world, t)
     tolerance = tolerance if dtype == torch.float64 else 5e-6
-    for name, value in by_hand.state_dict().items():
-        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=tolerance, atol=tolerance)
+    assert_close(by_hand.state_dict(), module.net.state_dict(), tolerance)
     return run, updates.rounds
 
 
@@ -80,13 +79,10 @@ def sending(forge, weights=None):
     return step
 
 
-def final(dtype=torch.float64, batchnorm=True, sizes=SIZES, **settings):
-    L.seed_everything(3, verbose=False)
-    module = Plain(lr=LR, batchnorm=batchnorm).to(dtype)
-    flags = {"precision": "64-true" if dtype == torch.float64 else "32-true"}
-    data = Blobs(shuffle=False, dtype=dtype)
-    federate(module, ROUNDS, data=data, partitioner=Consecutive(sizes), flags=flags, **settings)
-    return weights(module.net)
+def final(batchnorm=True, **settings):
+    """The weights at the end of :func:`fit`."""
+    torch.manual_seed(3)
+    return weights(fit(module=Plain(lr=LR, batchnorm=batchnorm).double(), **settings)[0].net)
 
 
 def assert_close(one, other, tolerance=1e-11):
@@ -100,7 +96,7 @@ def follow(dtype, step, **settings):
     return next(callback for callback in run.callbacks if isinstance(callback, fl.FederatedOrchestrator))
 
 
-def fit(rounds=ROUNDS, *callbacks, module=None, optimizer=None, data=None, flags=None, **settings):
+def fit(rounds=ROUNDS, *callbacks, module=None, optimizer=None, data=None, sizes=SIZES, flags=None, **settings):
     """Fit in float64, on examples in order, by default with BatchNorm; return the module, the callback and the Trainer."""
     if module is None:
         torch.manual_seed(3)
@@ -110,7 +106,7 @@ def fit(rounds=ROUNDS, *callbacks, module=None, optimizer=None, data=None, flags
     settings.setdefault("local", fl.LocalTraining(max_epochs=2))
     federation = fl.FederatedOrchestrator(**settings)
     run = trainer(rounds, federation, *callbacks, precision="64-true", **(flags or {}))
-    run.fit(module, fl.FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), **(data or {})))
+    run.fit(module, fl.FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(sizes), **(data or {})))
     return module, federation, run
 
 

@@ -91,7 +91,7 @@ class CountBatches(Hooked, ClientHooks, Callback):
     """Count the clients' batches where they train, and compare them with the plan at the server."""
 
     def __init__(self) -> None:
-        self.calls: list[Any] = []
+        self.charged: list[list[int]] = []
         self.found: dict[int, int] = {}
         self.told: Counter[int] = Counter()
 
@@ -116,16 +116,10 @@ class CountBatches(Hooked, ClientHooks, Callback):
         found, self.found = self.found, {}
         return {"batches": found}
 
-    def open(self, federation: Any) -> None:
-        self.calls.append("open")
-
     def charge(self, federation: Any, round_idx: int, plan: Any, tasks: Any) -> None:
         assert not self.found
-        self.calls.append([task.client for task in tasks])
+        self.charged.append([task.client for task in tasks])
 
     def drained(self, federation: Any, round_idx: int, updates: Any) -> list[ClientUpdate]:
         self.told.update(federation.pool.counts()["batches"])
         return [replace(update, metrics={"mine": 1.0}) for update in updates]
-
-    def conclude(self, rounds: int) -> None:
-        self.calls.append(rounds)

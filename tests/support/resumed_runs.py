@@ -7,12 +7,11 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from federations import Blobs, Consecutive, Plain, every_round
+from federations import Blobs, Consecutive, Plain, every_round, trainer
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning import FedAvg, FederatedDataModule, FederatedOrchestrator, LocalTraining
 
-SAVED = {"enable_checkpointing": True}
 Run = dict[str, Any]
 
 
@@ -58,41 +57,28 @@ class LazyData(Blobs):
 
 
 class Cycle(Plain):
-    """One cycle over the steps of a client in all rounds, or over a fixed number of them, alone or in another schedule."""
+    """One cycle over the steps of a client in all rounds, or over a fixed number of them."""
 
-    def __init__(self, lr: float = 0.1, steps: int | None = None, interval: str = "step", chained: str = "") -> None:
-        super().__init__(lr)
+    def __init__(self, steps: int | None = None) -> None:
+        super().__init__()
         self.save_hyperparameters()
 
     def configure_optimizers(self) -> Any:
-        own = self.hparams
-        optimizer = torch.optim.SGD(self.parameters(), lr=own.lr)
-        steps = own.steps or int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, own.lr, total_steps=steps, cycle_momentum=False)
-        if own.chained == "chained":
-            schedule = torch.optim.lr_scheduler.ChainedScheduler([schedule])
-        elif own.chained == "sequential":
-            constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 3)
-            schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [constant, schedule], [3])
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": own.interval}}
+        optimizer = super().configure_optimizers()
+        steps = self.hparams.steps or int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps, cycle_momentum=False)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def run(folder: Path, rounds: int, settings: Run, **more: Any) -> L.LightningModule:
     """Fit the settings for some rounds; a module that they name is taken as if it were new."""
-    settings = copy.deepcopy({k: v for k, v in settings.items() if k != "server_optimizer"}) | {
-        k: v for k, v in settings.items() if k == "server_optimizer"
-    }
+    settings = copy.deepcopy(settings)
     torch.manual_seed(3)
     module = settings.pop("module", None) or Plain()
-    flags = {**SAVED, "default_root_dir": str(folder), **settings.pop("flags", {})}
+    flags = {"enable_checkpointing": True, "default_root_dir": str(folder), **settings.pop("flags", {})}
     parts, partitioner = settings.pop("parts", {}), settings.pop("partitioner", None) or Consecutive()
     data = FederatedDataModule(settings.pop("data", None) or Blobs(), partitioner, **parts)
     path = more.pop("ckpt_path", None)
     settings = {"local": LocalTraining(max_epochs=2), **settings, **more}
-    trainer = L.Trainer(
-        max_epochs=rounds,
-        callbacks=[FederatedOrchestrator(**settings), every_round(folder)],
-        **{"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False, **flags},
-    )
-    trainer.fit(module, data, ckpt_path=path)
+    trainer(rounds, FederatedOrchestrator(**settings), every_round(folder), **flags).fit(module, data, ckpt_path=path)
     return module

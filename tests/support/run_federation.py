@@ -8,8 +8,7 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 import torch
-from federations import CLASSES, Blobs, Consecutive, Plain, every_round, network
-from torchmetrics import MeanMetric
+from federations import CLASSES, Blobs, Consecutive, Plain, every_round, network, trainer
 
 import fl_lightning as fl
 
@@ -46,24 +45,7 @@ def half_and_kill(descriptor: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Uneven(Plain):
-    """Logs metrics per step and per epoch, as objects, one built late: over the outer process group this would mix or hang."""
-
-    def setup(self, stage):
-        self.late = MeanMetric()
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.log("train_acc_step", self.train_acc, on_step=True, on_epoch=False)
-        if not hasattr(self, "late"):
-            raise AssertionError("setup was not called")
-        self.late(loss)
-        self.log("late", self.late, on_step=True, on_epoch=True)
-        self.log("synced", loss, on_step=True, on_epoch=True, sync_dist=True)
-        return loss
-
-
-class Broken(Uneven):
+class Broken(Plain):
     """Fails with an error of its own in the client of 20 examples, which one rank trains."""
 
     def training_step(self, batch, batch_idx):
@@ -113,32 +95,21 @@ def main() -> None:
         module = fl.ClassificationTask(net, CLASSES, fl.F1WeightedCrossEntropy(CLASSES), lambda p: torch.optim.Adam(p, lr=0.02))
         metric = "val_accuracy"
     else:
-        module, metric = (Broken if args.module == "broken" else Uneven)(momentum=0.9), "val_acc"
+        module, metric = (Broken if args.module == "broken" else Plain)(), "val_acc"
     federation = fl.FederatedOrchestrator(
         (OfThisRank if args.mistake == "state" else fl.AdaFed)(metric),
         fl.LocalTraining(max_epochs=2, threads=1),
         server_optimizer=lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
-        clients_per_round=0.7 if args.module == "task" else 1.0,
+        clients_per_round=0.7,
     )
-    trainer = L.Trainer(
-        max_epochs=args.rounds,
-        accelerator="cpu",
-        devices=args.ranks,
-        strategy="ddp" if args.ranks > 1 else "auto",
-        callbacks=[federation, Kill(args.kill), every_round(args.folder)],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    flags = {"devices": args.ranks, "strategy": "ddp" if args.ranks > 1 else "auto", "enable_checkpointing": True}
+    run = trainer(args.rounds, federation, Kill(args.kill), every_round(args.folder), **flags)
     partitioner = Unseeded if args.mistake == "partition" else Consecutive
     data = fl.FederatedDataModule(Blobs(n=61), partitioner((7, 20, 13, 9, 12)))
-    trainer.fit(module, data, ckpt_path=str(args.folder / "last.ckpt") if args.resume else None)
-    if trainer.is_global_zero:
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if "seconds" not in name}
-        waited = float(trainer.callback_metrics.get("federation/waiting_seconds", -1.0))
-        torch.save(
-            {"weights": module.state_dict(), "metrics": metrics, "steps": trainer.global_step, "waited": waited}, args.out
-        )
+    run.fit(module, data, ckpt_path=str(args.folder / "last.ckpt") if args.resume else None)
+    if run.is_global_zero:
+        metrics = {name: float(value) for name, value in run.callback_metrics.items() if "seconds" not in name}
+        torch.save({"weights": module.state_dict(), "metrics": metrics, "steps": run.global_step}, args.out)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def sgd(lr: float) -> Any:
 
 
 def fit(task: L.LightningModule, rounds: int, x: Tensor, y: Tensor, **settings: Any) -> L.Trainer:
-    settings = {"strategy": fl.FedAvgM(0.8), "local": fl.LocalTraining(**STEP), **settings}
     """By default with one gradient per client and round, and momentum at the server: gradient descent on the union."""
+    settings = {"strategy": fl.FedAvgM(0.8), "local": fl.LocalTraining(**STEP), **settings}
     return federate(task, rounds, data=Pairs(x, y), partitioner=Consecutive(SIZES), **settings)
 
 
@@ -111,14 +111,12 @@ def test_linear_regression_ends_at_the_pooled_optimum(l2, best):
     assert found == pytest.approx(np.append(best.coef_, best.intercept_), abs=1e-5)
 
 
-def svm(
-    squared: bool, bias: bool, rounds: int, lr: float, l2: float = 0.05, decay: float = 1.0
-) -> tuple[np.ndarray, float, Tensor, Tensor]:
+def svm(squared: bool, bias: bool, rounds: int, lr: float, decay: float = 1.0) -> tuple[np.ndarray, float, Tensor, Tensor]:
     x, y = linear_data(torch.float64)
     labels = (y > y.median()).long()
     torch.manual_seed(0)
     network = nn.Linear(3, 2, bias=bias, dtype=torch.float64)
-    task = fl.ClassificationTask(network, 2, fl.Hinge(squared), sgd(lr), l2=l2)
+    task = fl.ClassificationTask(network, 2, fl.Hinge(squared), sgd(lr), l2=0.05)
     fit(task, rounds, x, labels, local=fl.LocalTraining(**STEP, lr_decay=decay), flags={"precision": "64-true"})
     offset = float(network.bias[1].detach()) if bias else 0.0
     torch.testing.assert_close(network.weight[0], -network.weight[1], rtol=0, atol=1e-3 if squared else 0.1)

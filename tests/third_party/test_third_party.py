@@ -20,11 +20,6 @@ RUNS = Path(__file__).with_name("third_party_runs.py")
 pytestmark = [pytest.mark.third_party, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.fixture
-def case(request) -> Case:
-    return CASES[request.param]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Any:
     """Run AdaFed once for each module; several tests compare with it."""
@@ -39,10 +34,11 @@ def whole(tmp_path_factory) -> Any:
     return run
 
 
-@pytest.mark.parametrize("case", EACH, indirect=True)
-def test_fedavg_averages_the_clients_weighted_by_examples(case):
+@pytest.mark.parametrize("name", EACH)
+def test_fedavg_averages_the_clients_weighted_by_examples(name):
     torch.manual_seed(1)
-    module, collect = case.make(), Collect()
+    case, collect = CASES[name], Collect()
+    module = case.make()
     before = weights(module)
     federation = FederatedOrchestrator(local=LocalTraining(threads=1), checkpoints=Checkpoints(list(case.trusted)))
     trainer(1, federation, collect, num_sanity_val_steps=0).fit(module, divided(case))
@@ -54,15 +50,10 @@ def test_fedavg_averages_the_clients_weighted_by_examples(case):
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_adafed_on_the_modules_own_metric(name, whole):
-    _, run, _ = whole(name)
+def test_a_resumed_run_of_adafed_on_the_modules_own_metric_has_the_same_bits(name, whole, tmp_path):
+    module, run, folder = whole(name)
     assert run.global_step == ROUNDS
     assert torch.isfinite(run.callback_metrics[CASES[name].metric])
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_a_resumed_run_has_the_same_bits(name, whole, tmp_path):
-    module, _, folder = whole(name)
     resumed, _ = adafed(CASES[name], tmp_path, resume=folder / "epoch=0.ckpt")
     assert same_bits(weights(resumed), weights(module))
 
@@ -88,15 +79,15 @@ def test_two_ranks_have_the_same_bits(name, whole, on_two_ranks):
     assert same_bits(torch.load(on_two_ranks / f"{INSTALLED.index(name)}.pt"), weights(module))
 
 
-@pytest.mark.parametrize("case", EACH, indirect=True)
-def test_one_client_is_plain_training(case):
-    plain, federated = plain_and_federated(case)
+@pytest.mark.parametrize("name", EACH)
+def test_one_client_is_plain_training(name):
+    plain, federated = plain_and_federated(CASES[name])
     assert plain.keys() == federated.keys()
     distances = {
         name: float((plain[name].double() - federated[name].double()).abs().max()) for name in plain if plain[name].numel()
     }
     furthest = max(distances, key=lambda name: distances[name])
-    assert distances[furthest] < case.bound, furthest
+    assert distances[furthest] < CASES[name].bound, furthest
 
 
 @pytest.mark.skipif(not CASES["torchgeo: ClassificationTask"].is_installed, reason="not installed")

@@ -143,7 +143,7 @@ def shops() -> tuple[Any, Any, Any]:
 
 
 def segmentation() -> L.LightningModule:
-    """The module of the package's example on segmenting pets, without its pretrained weights."""
+    """A module as in the package's example on segmenting pets, without its pretrained weights."""
     import segmentation_models_pytorch as smp
 
     class PetModel(L.LightningModule):
@@ -161,42 +161,30 @@ def segmentation() -> L.LightningModule:
             self.register_buffer("std", torch.tensor(params["std"]).view(1, 3, 1, 1))
             self.register_buffer("mean", torch.tensor(params["mean"]).view(1, 3, 1, 1))
             self.loss_fn = smp.losses.DiceLoss(smp.losses.BINARY_MODE, from_logits=True)
-            self.training_step_outputs: list[Any] = []
-            self.validation_step_outputs: list[Any] = []
-
-        def forward(self, image: Tensor) -> Tensor:
-            return self.model((image - self.mean) / self.std)
+            self.outputs: dict[str, list[Any]] = {"train": [], "valid": []}
 
         def shared_step(self, batch: Any, stage: str) -> dict[str, Tensor]:
-            logits = self(batch["image"])
-            loss = self.loss_fn(logits, batch["mask"])
-            predicted = (logits.sigmoid() > 0.5).float()
-            tp, fp, fn, tn = smp.metrics.get_stats(predicted.long(), batch["mask"].long(), mode="binary")
-            return {"loss": loss, "tp": tp, "fp": fp, "fn": fn, "tn": tn}
+            logits = self.model((batch["image"] - self.mean) / self.std)
+            counts = smp.metrics.get_stats((logits.sigmoid() > 0.5).long(), batch["mask"].long(), mode="binary")
+            self.outputs[stage].append({"loss": self.loss_fn(logits, batch["mask"]), "counts": torch.stack(counts)})
+            return self.outputs[stage][-1]
 
-        def shared_epoch_end(self, outputs: list[Any], stage: str) -> None:
-            tp, fp, fn, tn = (torch.cat([x[name] for x in outputs]) for name in ("tp", "fp", "fn", "tn"))
-            per_image = smp.metrics.iou_score(tp, fp, fn, tn, reduction="micro-imagewise")
-            dataset = smp.metrics.iou_score(tp, fp, fn, tn, reduction="micro")
-            self.log_dict({f"{stage}_per_image_iou": per_image, f"{stage}_dataset_iou": dataset}, prog_bar=True)
+        def shared_epoch_end(self, stage: str) -> None:
+            counts = torch.cat([x["counts"] for x in self.outputs[stage]], dim=1)
+            self.log(f"{stage}_dataset_iou", smp.metrics.iou_score(*counts, reduction="micro"), prog_bar=True)
+            self.outputs[stage].clear()
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            train_loss_info = self.shared_step(batch, "train")
-            self.training_step_outputs.append(train_loss_info)
-            return train_loss_info
+            return self.shared_step(batch, "train")
 
         def on_train_epoch_end(self) -> None:
-            self.shared_epoch_end(self.training_step_outputs, "train")
-            self.training_step_outputs.clear()
+            self.shared_epoch_end("train")
 
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
-            valid_loss_info = self.shared_step(batch, "valid")
-            self.validation_step_outputs.append(valid_loss_info)
-            return valid_loss_info
+            return self.shared_step(batch, "valid")
 
         def on_validation_epoch_end(self) -> None:
-            self.shared_epoch_end(self.validation_step_outputs, "valid")
-            self.validation_step_outputs.clear()
+            self.shared_epoch_end("valid")
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(self.parameters(), lr=2e-4)
@@ -237,7 +225,7 @@ def scene_byol() -> L.LightningModule:
 # ---------------------------------------------------------------- transformers and peft
 
 
-def tiny_bert(dropout: float = 0.1) -> nn.Module:
+def tiny_bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
@@ -248,7 +236,7 @@ def tiny_bert(dropout: float = 0.1) -> nn.Module:
         intermediate_size=32,
         max_position_embeddings=16,
         num_labels=2,
-        hidden_dropout_prob=dropout,
+        hidden_dropout_prob=0.1,
     )
     return BertForSequenceClassification(config)
 
@@ -318,30 +306,34 @@ def sentences() -> tuple[Any, Any, Any]:
 # ---------------------------------------------------------------- lightly
 
 
-def encoder() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+class MoCo(L.LightningModule):
+    """The module of lightly's example of MoCo with a smaller backbone; a loss in validation is added.
 
+    Each client keeps its memory bank, as docs/rounds.md says.
+    """
 
-class Views(L.LightningModule):
-    """What lightly's examples of self-supervised learning share, with a smaller backbone; a loss in validation is added."""
-
-    def __init__(self, head: nn.Module, criterion: nn.Module) -> None:
+    def __init__(self) -> None:
         import copy
 
+        from lightly.loss import NTXentLoss
+        from lightly.models.modules import MoCoProjectionHead
         from lightly.models.utils import deactivate_requires_grad
 
         super().__init__()
-        self.backbone, self.projection_head, self.criterion = encoder(), head, criterion
+        convolution = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+        self.backbone, self.projection_head = convolution, MoCoProjectionHead(8, 16, 8)
+        self.criterion = NTXentLoss(memory_bank_size=(16, 8))
+        self.criterion.memory_bank.client_state = ("bank", "bank_ptr")
         self.backbone_momentum = copy.deepcopy(self.backbone)
         self.projection_head_momentum = copy.deepcopy(self.projection_head)
         deactivate_requires_grad(self.backbone_momentum)
         deactivate_requires_grad(self.projection_head_momentum)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.projection_head(self.backbone(x).flatten(start_dim=1))
-
-    def forward_momentum(self, x: Tensor) -> Tensor:
-        return self.projection_head_momentum(self.backbone_momentum(x).flatten(start_dim=1)).detach()
+    def compared(self, batch: Any) -> Tensor:
+        x_query, x_key = batch[0]
+        query = self.projection_head(self.backbone(x_query).flatten(start_dim=1))
+        key = self.projection_head_momentum(self.backbone_momentum(x_key).flatten(start_dim=1)).detach()
+        return self.criterion(query, key)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         from lightly.models.utils import update_momentum
@@ -357,25 +349,6 @@ class Views(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.06)
-
-
-def lightly_moco(keeps: bool = True) -> L.LightningModule:
-    """The module of lightly's example of MoCo; each client keeps its memory bank."""
-    from lightly.loss import NTXentLoss
-    from lightly.models.modules import MoCoProjectionHead
-
-    class MoCo(Views):
-        def __init__(self) -> None:
-            super().__init__(MoCoProjectionHead(8, 16, 8), NTXentLoss(memory_bank_size=(16, 8)))
-
-        def compared(self, batch: Any) -> Tensor:
-            x_query, x_key = batch[0]
-            return self.criterion(self.forward(x_query), self.forward_momentum(x_key))
-
-    module = MoCo()
-    if keeps:
-        module.criterion.memory_bank.client_state = ("bank", "bank_ptr")  # as docs/rounds.md says
-    return module
 
 
 class Pairs(Dataset[Any]):
@@ -431,5 +404,5 @@ CASES = {
     "torchgeo: ClassificationTask": Case(("torchgeo",), scene_classifier, scenes, "val_OverallAccuracy", "max"),
     "transformers: BERT": Case(("transformers",), GLUETransformer, sentences, "accuracy", "max"),
     "peft: LoRA": Case(("transformers", "peft"), LoRATransformer, sentences, "accuracy", "max"),
-    "lightly: MoCo": Case(("lightly",), lightly_moco, pairs, "val_loss"),
+    "lightly: MoCo": Case(("lightly",), MoCo, pairs, "val_loss"),
 }

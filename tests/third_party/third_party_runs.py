@@ -18,11 +18,10 @@ from fl_lightning import AdaFed, Checkpoints, FederatedDataModule, FederatedOrch
 ROUNDS = 3
 
 
-def divided(case: Case, *sizes: int, shuffle: bool = True) -> FederatedDataModule:
-    """The case's data: two unequal clients, or clients of the given sizes."""
-    data = Loaders(case, shuffle)
-    size = len(data.train)
-    return FederatedDataModule(data, Consecutive(sizes or (size - 5, 5)))
+def divided(case: Case) -> FederatedDataModule:
+    """The case's data: two unequal clients."""
+    data = Loaders(case)
+    return FederatedDataModule(data, Consecutive((len(data.train) - 5, 5)))
 
 
 def adafed(case: Case, folder: Path, ranks: int = 1, resume: Path | None = None) -> tuple[L.LightningModule, L.Trainer]:
@@ -41,8 +40,9 @@ def adafed(case: Case, folder: Path, ranks: int = 1, resume: Path | None = None)
     return module, run
 
 
-def plain_and_federated(case: Case, rounds: int = 2, epochs: int = 2) -> list[dict[str, Tensor]]:
+def plain_and_federated(case: Case) -> list[dict[str, Tensor]]:
     """The weights of plain Lightning training, and of a federation of one client with all data in order."""
+    rounds = epochs = 2
     dtype, precision = (torch.float64, "64-true") if case.double else (torch.float32, "32-true")
     flags: dict[str, Any] = {"precision": precision, "num_sanity_val_steps": 0}
     modules = []
