@@ -38,6 +38,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning as fl
@@ -174,6 +175,79 @@ def test_one_client_in_16_mixed_skips_the_steps_that_plain_training_skips(engine
     assert any(expected[5:]), "plain training skips no later step, so this compares nothing"
     assert skips == expected
     assert found["apart"] < 1e-5
+
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "SGD": lambda p, fused: torch.optim.SGD(p, lr=0.2, fused=fused),
+    "SGD with momentum": lambda p, fused: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=fused),
+    "Adam": lambda p, fused: torch.optim.Adam(p, lr=0.02, eps=1e-4, fused=fused),
+}
+
+
+class Chosen(Plain):
+    """The small network with another optimizer."""
+
+    def __init__(self, optimizer: str, fused: bool) -> None:
+        super().__init__()
+        self.optimizer, self.fused = optimizer, fused
+
+    def configure_optimizers(self) -> Any:
+        """Return it."""
+        return OPTIMIZERS[self.optimizer](self.parameters(), self.fused)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true", pytest.param("16-mixed", marks=needs_gpu)])
+def test_a_turn_with_the_proximal_term_is_the_loop_by_hand(
+    precision: str, optimizer: str, clip: float | None, found: Any
+) -> None:
+    L.seed_everything(3, verbose=False)
+    start = Plain().state_dict()
+    mu = 0.7 if clip is None else 50.0  # clipped steps are short: pull harder
+    expected, free = (proximal_by_hand(start, optimizer, precision, pull, clip) for pull in (mu, 0.0))
+    assert apart(expected, free) > 0.01, "the proximal term moves nothing"
+    near = 0.05 * apart(expected, {key: start[f"net.{key}"] for key in expected})
+    for engine, fused in itertools.product(("trainer", "fabric"), (False, True)):
+        module: Any = Chosen(optimizer, fused)
+        module.load_state_dict(start)
+        settings: Any = {"engine": engine, "precision": precision, "proximal_mu": mu, "gradient_clip_val": clip}
+        data = Blobs(shuffle=False)
+        what = f"{engine}{', fused' if fused else ''}"
+        try:
+            federate(module, 1, data=data, partitioner=Consecutive([40]), local=fl.LocalTraining(**settings), **ACCELERATOR)
+        except Exception as error:  # a fused optimizer removes the scale inside its step, after gradients are clipped
+            if not (fused and clip is not None and precision.endswith("mixed")):
+                raise
+            found[what] = f"refused: {error}"
+            continue
+        found[what] = apart(weights(module.net), expected)
+        assert found[what] < near, what
+
+
+def proximal_by_hand(start: Any, optimizer_name: str, precision: str, mu: float, clip: float | None) -> dict[str, Any]:
+    """Return the weights after an epoch of FedProx as one would write it; the optimizer is not fused."""
+    module = Plain()
+    module.load_state_dict(start)
+    net = module.net.to(DEVICE)
+    anchors = [parameter.detach().clone() for parameter in net.parameters()]
+    optimizer = OPTIMIZERS[optimizer_name](net.parameters(), False)
+    scaler = torch.amp.GradScaler(DEVICE, enabled=precision == "16-mixed")
+    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    inputs, labels = (tensor.to(DEVICE).split(5) for tensor in Blobs().train)
+    for x, y in zip(inputs, labels, strict=True):
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE, dtype, enabled=precision != "32-true"):
+            loss = F.cross_entropy(net(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        for parameter, anchor in zip(net.parameters(), anchors, strict=True):
+            parameter.grad += mu * (parameter.detach() - anchor)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+        scaler.step(optimizer)
+        scaler.update()
+    return weights(net)
 
 
 # ---------------------------------------------------------------- data on the device
