@@ -20,15 +20,10 @@ from fl_lightning.compat.lightning import wandb_run
 from fl_lightning.functional.metric_names import is_validation_figure
 
 
-def prefer_offline() -> bool:
-    """Set ``WANDB_MODE=offline`` if W&B lacks an API key and the user left the mode open.
-
-    Returns:
-        Whether runs will be written offline.
-    """
+def prefer_offline() -> None:
+    """Set ``WANDB_MODE=offline`` if W&B lacks an API key and the user left the mode open."""
     if "WANDB_MODE" not in os.environ and not has_api_key():
         os.environ["WANDB_MODE"] = "offline"
-    return os.environ.get("WANDB_MODE") in ("offline", "dryrun")
 
 
 def sweep_folder(root: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterator, Sequence
 from io import BytesIO
 from itertools import chain
@@ -37,7 +36,7 @@ _OF_PANELS = {  # by name: the metric's beginning, the label of the axis, the wo
 
 
 def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure], folder: Path) -> dict[str, str]:
-    """Draw every figure for which the table has data, as PNG, SVG and PDF, and remove those of an earlier report.
+    """Draw every figure for which the table has data, as PNG, SVG and PDF.
 
     Args:
         table: run table of a study.
@@ -53,11 +52,6 @@ def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measur
         if figure is not None:
             _save(figure, folder / name)
             made[name] = what
-    metrics = "|".join(re.escape(metric.replace("/", "_")) for metric in table.metrics)
-    ours = rf"(curves|values|heat_map)(_({metrics}))?|({'|'.join(_OF_PANELS)}|confusion|clients)(_\d+)?"
-    for path in folder.iterdir():
-        if path.suffix[1:] in FORMATS and path.stem not in made and re.fullmatch(ours, path.stem):
-            path.unlink()
     return made
 
 

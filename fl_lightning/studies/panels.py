@@ -288,10 +288,6 @@ class ReportOptions:
         more = [Measure(name, up is not False, self.percent, self.last, ranked=up is not None) for name, up in known.items()]
         return [self.measure, *more]
 
-    def panels(self, table: RunTable) -> list[Panel]:
-        """Return the settings of a table that are compared, with their names for readers."""
-        return panels(table, self.names, self.baseline)
-
     def check(self, axis: str, choices: Sequence[str]) -> None:
         """Reject names that the compared axis does not have.
 

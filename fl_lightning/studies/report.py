@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.studies.figures import FORMATS, draw_all
 from fl_lightning.studies.leave_one_out import leave_one_out_tables
 from fl_lightning.studies.page import MATRICES, Shown, Table, write_page
-from fl_lightning.studies.panels import REFERENCE, Measure, Panel, ReportOptions
+from fl_lightning.studies.panels import REFERENCE, Measure, Panel, ReportOptions, panels
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.set_up import (
     CENTRALIZED,
@@ -60,7 +61,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     metric = options.measure.name
     require_logged(metric, table.metrics, "the runs")
     folder.mkdir(parents=True, exist_ok=True)
-    grouped = options.panels(table)
+    grouped = panels(table, options.names, options.baseline)
     final, crossed, drawn = options.measures(on_test_set(table.facts.values()))
     results: Sections = list(leave_one_out_tables(table, grouped, options.measure))
     by_panel = [] if results else grouped
@@ -81,6 +82,10 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         markdown += [f"## {heading}", ""] if heading else []
         markdown += [one.markdown() for one in (*first, *further)]
         latex += [one.latex(heading) for one in (*first, *further)]
+    earlier = (folder / "report.md").read_text(encoding="utf-8") if (folder / "report.md").exists() else ""
+    for file in re.findall(r"^!\[.*\]\((.+)\.png\)$", earlier, re.MULTILINE):
+        for kind in FORMATS:
+            (folder / f"{file}.{kind}").unlink(missing_ok=True)
     pictures = {file: what[0].upper() + what[1:] for file, what in draw_all(table, grouped, drawn, folder).items()}
     markdown += [f"![{caption}]({file}.png)\n\n*{caption}.*\n" for file, caption in pictures.items()]
     (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")

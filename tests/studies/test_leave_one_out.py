@@ -12,6 +12,7 @@ from fl_lightning import ConfigurationError
 from fl_lightning.studies import ReportOptions, Row, RunTable, Study
 from fl_lightning.studies.commands import main
 from fl_lightning.studies.leave_one_out import LEFT_OUT, METRIC, leave_one_out_tables
+from fl_lightning.studies.panels import panels
 
 SCORES = {  # by strategy, then by site: the final scores of seeds 0 and 1
     "FedAvg": {"a": (0.70, 0.74), "b": (0.60, 0.60), "c": (0.50, 0.54)},
@@ -34,7 +35,7 @@ def table(axes: tuple[str, ...] = ("strategy", LEFT_OUT), drop: tuple[str, str] 
 def made(found: RunTable, **options: str) -> list[tuple[str, list[list[str]], list[list[str]]]]:
     """The title, and the texts of both tables."""
     chosen = ReportOptions(METRIC, mode="max", **options)
-    sections = leave_one_out_tables(found, chosen.panels(found), chosen.measure)
+    sections = leave_one_out_tables(found, panels(found, chosen.names, chosen.baseline), chosen.measure)
     return [(title, *([list(row) for row in one.rows] for one in tables)) for title, tables in sections]
 
 

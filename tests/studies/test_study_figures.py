@@ -5,7 +5,7 @@ import statistics
 from itertools import combinations
 
 import pytest
-from study_tables import ACCURACY, of_curves, runs_of, table
+from study_tables import ACCURACY, of_curves, table
 
 from fl_lightning import ConfigurationError
 from fl_lightning.strategies import ALGORITHMS
@@ -48,16 +48,12 @@ def test_classes_and_clients_side_by_side():
     assert drawing.families(table(), panel, "client_score", "score", "client") is None
 
 
-def test_confusion_matrices_are_shares_of_the_true_class():
+def test_heat_maps_of_shares_of_the_true_class_and_of_clients_by_classes():
     (panel,) = panels(table())
     figure = drawing.confusions(table(), panel)
     (image,) = figure.axes[0].images
     assert image.get_array().tolist() == [[80.0, 20.0], [25.0, 75.0]]
     assert [text.get_text() for text in figure.axes[0].texts] == ["80", "20", "25", "75"]
-
-
-def test_clients_by_classes():
-    (panel,) = panels(table())
     axis = drawing.clients(table(), panel).axes[0]
     assert axis.images[0].get_array().tolist() == [[1.0, 0.0], [20.0, 30.0], [4.0, 0.0]]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["0", "1", "2"]
@@ -73,11 +69,12 @@ def test_a_report_names_its_files_and_is_the_same_again_and_an_earlier_one_s_pic
     shown = [f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
     assert sorted(path.name for path in files) == sorted(["report.html", "report.md", "report.tex", *shown])
     (tmp_path / "two").mkdir()
-    for name in ("class_f1_7.png", "clients_9.svg", "my_photo.png", "curves_of_mine.png"):
+    for name in ("class_f1_7.png", "class_f1_7.svg", "my_photo.png"):
         (tmp_path / "two" / name).write_bytes(b"")
+    (tmp_path / "two" / "report.md").write_text("# An earlier one\n\n![F1 of each class](class_f1_7.png)\n")
     write_report(table(("paper", "even")), options, tmp_path / "two", "a study")
     found = {path.name for path in (tmp_path / "two").iterdir()}
-    assert found == {*(path.name for path in files), "my_photo.png", "curves_of_mine.png"}
+    assert found == {*(path.name for path in files), "my_photo.png"}
     for path in files:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
 
@@ -136,14 +133,13 @@ def test_names_are_no_formulas_and_gaps_are_no_values(tmp_path):
 
 
 def test_the_partition_is_in_the_title():
-    made = runs_of({name: (0.5, ["partition/IID, 3 clients"]) for name in "AB"})
-    assert drawing.curves(made, panels(made), Measure()).get_suptitle() == "Partition: IID, 3 clients"
-    runs = {f"{a}|{split}": (0.5, [f"partition/{split}, 3 clients"]) for split in ("IID", "shards") for a in "AB"}
-    made = runs_of(runs, ("algorithm", "split"))
+    facts = {f"{a}|{split}": {"partition": f"{split}, 3 clients"} for split in ("IID", "shards") for a in "AB"}
+    made = of_curves({key: [[0.5]] for key in facts}, axes=("algorithm", "split"), facts=facts)
     figure = drawing.curves(made, panels(made), Measure())
     assert figure.get_suptitle() == ""
     titles = [f"split: {split}\npartition: {split}, 3 clients" for split in ("IID", "shards")]
     assert [axis.get_title() for axis in figure.axes] == titles
+    assert drawing.curves(made, panels(made)[:1], Measure()).get_suptitle() == "Partition: IID, 3 clients"
 
 
 # ------------------------------------------------------------------ the look of lines

@@ -42,25 +42,6 @@ def table(partitions: tuple[str, ...] = ("paper",)) -> RunTable:
     return RunTable(["strategy", "partition"], rows)
 
 
-def runs_of(runs: dict[str, tuple[float, list[str]]], axes: tuple[str, ...] = ("algorithm",), seeds: int = 2) -> RunTable:
-    """Runs of two rounds that end with an accuracy, by name (and a second choice after a bar), each with its facts.
-
-    A fact is ``<kind>/<text>``, or ``setting <name>/<text>``.
-    """
-    rows, facts = [], {}
-    for name, (accuracy, known) in runs.items():
-        setting = tuple(name.split("|"))
-        pairs = [fact.split("/", 1) for fact in known]
-        own = {kind: text for kind, text in pairs if not kind.startswith("setting ")}
-        settings = {kind.removeprefix("setting "): text for kind, text in pairs if kind.startswith("setting ")}
-        for seed in range(seeds):
-            for r, value in enumerate((0.1, accuracy + seed / 100)):
-                rows.append(Row(f"{name}-{seed}", setting, seed, r, "val_accuracy", value))
-            if known:
-                facts[f"{name}-{seed}"] = own | ({"settings": settings} if settings else {})
-    return RunTable(axes, rows, facts)
-
-
 def cells(made: Table) -> list[list[str]]:
     """The texts of a table, those in bold between asterisks."""
     return [[f"*{cell}*" if isinstance(cell, Bold) else cell for cell in row] for row in made.rows]
@@ -99,10 +80,13 @@ def everything() -> tuple[RunTable, ReportOptions]:
 
 
 def of_curves(
-    runs: dict[str, list[list[float]]], metric: str = "val_accuracy", axes: tuple[str, ...] = ("strategy",)
+    runs: dict[str, list[list[float]]],
+    metric: str = "val_accuracy",
+    axes: tuple[str, ...] = ("strategy",),
+    facts: dict[str, dict[str, str]] | None = None,
 ) -> RunTable:
-    """Runs by name (and a second choice after a bar): of each seed, the values of a metric over rounds."""
+    """Runs by name (and a second choice after a bar): of each seed, the values of a metric over rounds; facts by name."""
     settings = {name: tuple(name.split("|")) if axes else () for name in runs}
     seeds = [(name, seed, values) for name, own in runs.items() for seed, values in enumerate(own)]
     rows = [Row(f"{n}-{seed}", settings[n], seed, r, metric, x) for n, seed, values in seeds for r, x in enumerate(values)]
-    return RunTable(axes, rows)
+    return RunTable(axes, rows, {f"{name}-{seed}": facts[name] for name, seed, _ in seeds} if facts else None)
