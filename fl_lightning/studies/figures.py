@@ -28,7 +28,7 @@ FORMATS = ("png", "svg", "pdf")
 _COLUMNS = 3
 _MARKS_PER_LINE = 6
 _MOST_LINES = 12
-"""Largest number of settings in one panel; more are drawn in families."""
+"""Largest number of settings of several families in one panel; more are drawn by family."""
 _OF_PANELS = {  # by name: the metric's beginning, the label of the axis, the word for a line, and the description
     "class_f1": ("val_f1", "F1 of the class", "class", "F1 of each class over rounds"),
     "shares": ("client_share", "share of the aggregate", "client", "clients' shares p_i over rounds"),
@@ -169,15 +169,11 @@ def _seeds(counts: Sequence[int]) -> str | None:
 
 def _parts(panel: Panel) -> list[tuple[str, Panel]]:
     """Divide a panel with many settings into families, each with its title; the baseline is in all of them."""
-    if len(panel.names) <= _MOST_LINES:
-        return [(panel.title, panel)]
     groups: dict[str, list[str]] = {}
     for name in panel.names:
         groups.setdefault("Baselines" if name in panel.references else family(panel.label(name)) or "Others", []).append(name)
-    if len(groups) == 1:  # one family, or none known: equal parts
-        count = math.ceil(len(panel.names) / _MOST_LINES)
-        size = math.ceil(len(panel.names) / count)
-        groups = {f"{part + 1} of {count}": panel.names[part * size : (part + 1) * size] for part in range(count)}
+    if len(groups) == 1 or len(panel.names) <= _MOST_LINES:
+        return [(panel.title, panel)]
     before = f"{panel.title}: " if panel.title else ""
     return [(before + title, panel.some({panel.against, *names})) for title, names in groups.items()]
 

@@ -38,7 +38,7 @@ from fl_lightning.studies.tables import (
 Sections = list[tuple[str, list[Table]]]
 
 
-def write_report(table: RunTable, options: ReportOptions, folder: Path, name: str, page_only: bool = False) -> list[Path]:
+def write_report(table: RunTable, options: ReportOptions, folder: Path, name: str) -> list[Path]:
     """Write the report as one HTML page, the tables as Markdown and LaTeX, and the figures in the same folder.
 
     Args:
@@ -46,7 +46,6 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         options: what to show.
         folder: folder for the files; created if it does not exist.
         name: name of the study.
-        page_only: whether to write the page alone.
 
     Returns:
         The files.
@@ -74,8 +73,6 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     set_up, title, page = list(set_up_tables(table)), options.title or name, folder / "report.html"
     words = guide(grouped, [*final, *drawn], table, known=bool(set_up))
     write_page(page, title, shown_of(table, grouped), results, metric, details=details, set_up=set_up, words=words)
-    if page_only:
-        return [page]
     markdown = [f"# {title}", "", *(one.markdown() for one in set_up), *(f"- {one}" for one in words), ""]
     latex = [one.latex() for one in set_up]
     for (heading, first), (_, further) in zip(results, details, strict=True):
@@ -162,8 +159,7 @@ def guide(grouped: Sequence[Panel], measures: Sequence[Measure], table: RunTable
 
 def print_files(files: Sequence[Path]) -> None:
     """Print which files were written, and where."""
-    drawn = f", {len(files[3:]) // len(FORMATS)} figures as PNG, SVG and PDF" if len(files) > 1 else ""
-    print(f"Report: {', '.join(map(str, files[:3]))}{drawn}")
+    print(f"Report: {', '.join(map(str, files[:3]))}, {len(files[3:]) // len(FORMATS)} figures as PNG, SVG and PDF")
 
 
 def _tables(

@@ -20,7 +20,6 @@ from tqdm import tqdm
 from fl_lightning.cli.ranks import on_cpu
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.functional.metric_names import VALIDATION
-from fl_lightning.reporting.wandb import LONGEST_TAG
 from fl_lightning.studies.collection import LOGS, read_run
 from fl_lightning.studies.execution import Job, run_all
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
@@ -37,6 +36,8 @@ from fl_lightning.utilities.machine import cores
 
 KEPT = (*VALIDATION, "test_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table by default."""
+_LONGEST_TAG = 64
+"""Largest number of characters of a W&B tag."""
 
 
 class Study(ChecksTypes):
@@ -328,7 +329,7 @@ def _loggers(config: Namespace, run: Run, study: str, axes: Sequence[str], folde
     if given is False:
         return ours
     if given is None or given is True:
-        tags = [f"{axis}={choice}"[:LONGEST_TAG] for axis, choice in zip(axes, run.setting, strict=True)]
+        tags = [f"{axis}={choice}"[:_LONGEST_TAG] for axis, choice in zip(axes, run.setting, strict=True)]
         settings = {"project": "fl_lightning", "group": study, "name": run.name, "save_dir": str(folder), "tags": tags}
         return [{"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": settings}, *ours]
     own = given if isinstance(given, list) else [given]

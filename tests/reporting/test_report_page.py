@@ -62,14 +62,17 @@ def run_report(capsys, *arguments: str) -> tuple[int, str]:
     return end.value.code, said.out + said.err
 
 
-def test_a_study_has_a_page_of_its_own(tmp_path, capsys):
+def test_a_study_has_a_page_of_its_own(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
+    monkeypatch.setattr("fl_lightning.studies.report.draw_all", lambda *_: {})
     table().write(tmp_path / "table.csv")
-    status, said = run_report(capsys, str(tmp_path), "--html")
-    assert (status, said.splitlines()[0]) == (0, f"Report: {tmp_path / 'report.html'}")
+    status, said = run_report(capsys, str(tmp_path))
+    names = ["report.html", "report.md", "report.tex"]
+    files = ", ".join(str(tmp_path / name) for name in names)
+    assert (status, said.splitlines()[0]) == (0, f"Report: {files}, 0 figures as PNG, SVG and PDF")
     assert "does not say how those of" in said  # nothing is known of these runs
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "study.json", "table.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "study.json", "table.csv"]
     text, _ = page(tmp_path / "report.html")
     assert "<td>AdaFed</td><td><b>83.00 ± 2.65</b></td>" in text  # 81, 86 and 82
     assert '<tr><th>1</th><td style="background:color-mix(in srgb, #56b4e9 82%, #f7f9fb)">20</td>' in text  # sqrt(20 / 30)

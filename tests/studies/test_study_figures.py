@@ -100,15 +100,12 @@ def labels(figure) -> list[list[str]]:
     return [[line.get_label() for line in axis.lines] for axis in figure.axes]
 
 
-def test_the_legend_tells_how_many_seeds_lines_have_and_many_settings_are_drawn_a_few_at_a_time():
+def test_the_legend_tells_how_many_seeds_lines_have_and_many_settings_without_families_are_in_one_panel():
     few = of_curves({"A": [[0.5]] * 2, "B": [[0.5]] * 5})
     (legend,) = drawing.curves(few, panels(few), Measure()).legends
     assert legend.get_title().get_text() == "Lines: mean over 2 to 5 seeds; bands: ± one standard deviation"
     many = of_curves({f"s{k}": [[k / 20] * 2] for k in range(15)})
-    figure = drawing.curves(many, panels(many), Measure())
-    assert labels(figure) == [["s0", *(f"s{k}" for k in range(1, 8))], ["s0", *(f"s{k}" for k in range(8, 15))]]
-    assert not figure.legends
-    assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == labels(figure)
+    assert labels(drawing.curves(many, panels(many), Measure())) == [[f"s{k}" for k in range(15)]]
 
 
 def test_each_partition_that_is_compared_is_drawn():
@@ -173,8 +170,12 @@ def test_twelve_strategies_are_in_one_panel_and_look_the_same_in_all():
 
 def test_more_lines_are_drawn_by_family_with_the_baseline_in_each():
     known = ["FedAvg", "FedAdam", "AdaFed", "AdaFed, by F1", "Krum", "Trimmed mean", "Fed-Star", "Centralized"]
-    made = of_curves({name: [[0.5]] for name in (*known, *(f"s{k}" for k in range(6)))})
+    names = (*known, *(f"s{k}" for k in range(6)))
+    facts = {name: {"reference": "centralized"} if name == "Centralized" else {} for name in names}
+    made = of_curves({name: [[0.5]] for name in names}, facts=facts)
     figure = drawing.curves(made, panels(made), Measure())
+    assert not figure.legends
+    assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == labels(figure)
     assert dict(zip([axis.get_title() for axis in figure.axes], labels(figure), strict=True)) == {
         "Averages and server optimizers": ["FedAvg", "FedAdam"],
         "Weights by performance and fairness": ["FedAvg", "AdaFed", "AdaFed, by F1"],
