@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from io import BytesIO
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +37,7 @@ _OF_PANELS = {  # by name: the metric's beginning, the label of the axis, the wo
 
 
 def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure], folder: Path) -> dict[str, str]:
-    """Draw every figure for which the table has data, as PNG, SVG and PDF.
+    """Draw every figure for which the table has data, as PNG, SVG and PDF; those of an earlier report are removed.
 
     Args:
         table: run table of a study.
@@ -47,6 +48,9 @@ def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measur
     Returns:
         The names of the files without suffix, each with a description.
     """
+    earlier = (folder / "report.md").read_text(encoding="utf-8") if (folder / "report.md").exists() else ""
+    for name, kind in product(re.findall(r"^!\[.*\]\((.+)\.png\)$", earlier, re.MULTILINE), FORMATS):
+        (folder / f"{name}.{kind}").unlink(missing_ok=True)
     made: dict[str, str] = {}
     for name, what, figure in _figures(table, panels, measures):
         if figure is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -79,10 +78,6 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         markdown += [f"## {heading}", ""] if heading else []
         markdown += [one.markdown() for one in (*first, *further)]
         latex += [one.latex(heading) for one in (*first, *further)]
-    earlier = (folder / "report.md").read_text(encoding="utf-8") if (folder / "report.md").exists() else ""
-    for file in re.findall(r"^!\[.*\]\((.+)\.png\)$", earlier, re.MULTILINE):
-        for kind in FORMATS:
-            (folder / f"{file}.{kind}").unlink(missing_ok=True)
     pictures = {file: what[0].upper() + what[1:] for file, what in draw_all(table, grouped, drawn, folder).items()}
     markdown += [f"![{caption}]({file}.png)\n\n*{caption}.*\n" for file, caption in pictures.items()]
     (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")
