@@ -106,10 +106,9 @@ class Study(ChecksTypes):
     def _leave_one_out(self, given: bool | list[str]) -> None:
         """Add the axis of the clients that are left out, and have each run evaluate them."""
         self.settings = {EVERY: 1, **self.settings}
-        config = self._reader.read(self.runs[0])
+        config = self._reader.read(span(self.axes, self.seeds, self.base, self.settings)[0])
         self.axes = [*self.axes, site_axis(given, config, self.settings, self.axes)]
         self._measured = measured(config)
-        del self.runs  # those of the axes so far
 
     @cached_property
     def _reader(self) -> SettingsReader:
@@ -123,8 +122,6 @@ class Study(ChecksTypes):
     @cached_property
     def report(self) -> ReportOptions:
         """What the report shows; without a metric in it, that of the first run's best checkpoint."""
-        if self._report.metric is not None:
-            return self._report
         best = self.configurations[self.runs[0].name][0].best_checkpoint
         return self._report.by_default(*(self._measured or (best.monitor, best.mode)))
 

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from engine_runs import Collect, variant
-from federations import Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from federations import Blobs, Cohorts, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.utils.data import TensorDataset
@@ -50,10 +50,6 @@ class Rounds(FederationCallback):
         assert "val_acc" in trainer.callback_metrics
         self.heard.append(("round end", round_idx, trainer.global_step))
 
-    @property
-    def count(self):
-        return sum(what == "round start" for what, *_ in self.heard)
-
 
 def test_hooks_come_in_order():
     rounds = Rounds()
@@ -73,19 +69,19 @@ def test_early_stopping_counts_rounds():
         (variant(configure_callbacks=lambda self: [EarlyStopping("val_acc", mode="max", patience=1, min_delta=1.0)]), [], 2),
         (Plain, [EarlyStopping("train_loss", mode="min", stopping_threshold=10.0)], 1),
     ):
-        rounds = Rounds()
-        assert federate(module(), 20, rounds, *stop).global_step == rounds.count == expected
+        rounds = Cohorts()
+        assert federate(module(), 20, rounds, *stop).global_step == len(rounds.seen) == expected
 
 
 def test_max_time_ends_after_a_round():
-    class Slow(Rounds):
+    class Slow(Cohorts):
         def on_client_start(self, *args):
             time.sleep(0.2)
 
     rounds = Slow()
     run = federate(Plain(), 1000, rounds, flags={"max_time": timedelta(seconds=1)})
-    assert 0 < rounds.count < 1000
-    assert run.global_step == rounds.count  # no round was left half done
+    assert 0 < len(rounds.seen) < 1000
+    assert run.global_step == len(rounds.seen)  # no round was left half done
 
 
 def test_validation_is_every_n_rounds_and_limited():

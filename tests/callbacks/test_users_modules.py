@@ -10,7 +10,8 @@ import torch
 from engine_runs import Collect, variant
 from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from lightning.pytorch.loggers import CSVLogger
-from torch.utils.data import DataLoader, Dataset
+from listed import Listed
+from torch.utils.data import DataLoader
 
 from fl_lightning import (
     AdaFed,
@@ -141,31 +142,18 @@ def test_the_module_is_released_after_an_error():
     assert "training_step" not in vars(module)
 
 
-class Sized(Dataset):
-    def __init__(self, inputs, labels) -> None:
-        self.examples, self.size = (inputs, labels), len(inputs)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int):
-        if index >= self.size:
-            raise IndexError(index)
-        return self.examples[0][index], self.examples[1][index]
-
-
 @pytest.mark.parametrize("settings", [{}, {"faults": Faults("skip"), "client_evaluation": ClientEvaluation(1, "val_acc")}])
 def test_a_training_set_that_shrinks_in_a_run(settings):
     base = Blobs()
-    dataset = Sized(*base.train)
+    dataset = Listed(*base.train)
     base.train_dataloader = lambda: DataLoader(dataset, batch_size=5)
 
     class Shrinks(FederationCallback):
         def on_round_start(self, trainer, pl_module, round_idx, cohort):
             if round_idx == 1:
-                dataset.size //= 2
+                dataset.targets = dataset.targets[:20]
 
-    message = "The training set has 20 examples now, but had 40 when they were divided among the clients. Let Sized"
+    message = "The training set has 20 examples now, but had 40 when they were divided among the clients. Let Listed"
     run = trainer(3, FederatedOrchestrator(**settings), Shrinks())
     with pytest.raises((DataError, ClientError), match=message):
         run.fit(Plain(), FederatedDataModule(base, IIDPartitioner(4), client_test=0.2))

@@ -1,8 +1,13 @@
-"""A small run table whose every mean can be worked by hand."""
+"""Small run tables whose every mean can be worked by hand, and the commands of studies as they are typed."""
 
+import io
+from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 
+import pytest
+
 from fl_lightning.studies import ReportOptions, Row, RunTable
+from fl_lightning.studies.commands import main
 from fl_lightning.studies.page import Bold, Table
 
 ACCURACY = {  # by strategy and seed: after rounds 0 to 3
@@ -13,6 +18,14 @@ ACCURACY = {  # by strategy and seed: after rounds 0 to 3
     ("AdaFed", 1): [0.10, 0.50, 0.90, 0.86],
     ("AdaFed", 2): [0.30, 0.40, 0.70, 0.82],
 }
+
+
+def typed(*arguments: object) -> tuple[int, str]:
+    """Type a command in this process, and return its exit status and what it printed."""
+    said = io.StringIO()
+    with pytest.raises(SystemExit) as end, redirect_stdout(said), redirect_stderr(said):
+        main(list(map(str, arguments)))
+    return int(end.value.code or 0), said.getvalue()
 
 
 def table(partitions: tuple[str, ...] = ("paper",)) -> RunTable:
