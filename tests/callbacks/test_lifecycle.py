@@ -1,7 +1,6 @@
 """Each thing that a Lightning user knows does to rounds what it does to epochs."""
 
 import copy
-import csv
 import time
 from datetime import timedelta
 
@@ -12,6 +11,7 @@ from engine_runs import Collect, variant
 from federations import Blobs, Cohorts, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from shared_runs import rows_of
 from torch.utils.data import TensorDataset
 
 from fl_lightning import (
@@ -102,7 +102,7 @@ def test_loggers_have_a_row_for_every_round_and_the_servers_rate(tmp_path):
     loggers = [kind(tmp_path, name="", version="") for kind in (CSVLogger, TensorBoardLogger)]
     own = {"strategy": AdaFed("val_acc"), "server_optimizer": lambda p: torch.optim.SGD(p, lr=0.5)}
     federate(Plain(), 3, LearningRateMonitor("epoch"), flags={"logger": loggers}, **own)
-    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    rows = rows_of(tmp_path / "metrics.csv")
     for name in ("val_acc", "train_loss", "client_weight/0", "client_score/2", "client_train_acc/1", "federation/bytes_up"):
         assert [float(row["round"]) for row in rows if row[name]] == [0, 1, 2], name
     assert all([row["step"] for row in rows if row[name]] == ["0", "1", "2"] for name in ("val_acc", "client_weight/0"))

@@ -1,6 +1,5 @@
 """One interface for whatever a loss adapts to: a metric of (outputs, target), or a figure that the module logs."""
 
-import csv
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ from adaptive import Calls, Own, Tempered
 from command_line import ROOT
 from federations import Blobs, Plain, federate, trainer
 from lightning.pytorch.loggers import CSVLogger
+from shared_runs import rows_of
 from sklearn.metrics import f1_score, recall_score
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
@@ -30,8 +30,7 @@ def test_a_logged_figure_as_the_signal(enabled, tmp_path):
     module = Own(Tempered())
     run = federate(module, 2, enabled=enabled, flags={"logger": CSVLogger(tmp_path), "log_every_n_steps": 1})
     assert float(module.loss.factor) == pytest.approx(float(run.callback_metrics["val_loss"]))
-    rows = list(csv.DictReader((tmp_path / "lightning_logs/version_0/metrics.csv").open()))
-    logged = [float(row["factor"]) for row in rows if row["factor"]]
+    logged = [float(row["factor"]) for row in rows_of(tmp_path / "lightning_logs/version_0/metrics.csv") if row["factor"]]
     assert len(logged) == 2
     assert logged[-1] == pytest.approx(float(module.loss.factor), rel=1e-5)
     assert not any(isinstance(callback, LossAdaptation) for callback in run.callbacks)

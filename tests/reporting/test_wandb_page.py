@@ -1,7 +1,6 @@
 """Reports and W&B's page of a run from Python, read back from offline files."""
 
 import contextlib
-import csv
 import io
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from engine_runs import variant
 from federations import Blobs, Consecutive, Plain, blobs, every_round, federate, trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from shared_runs import rows_of
 from torch.utils.data import TensorDataset
 from wandb_file import charts, configuration, declared_axes, history, panels, summary
 
@@ -113,8 +113,7 @@ def test_with_more_clients_than_columns_charts_show_quantiles():
     path = fitted(1, FederationReport(), names=[str(k) for k in range(21)])
     found = charts(path)["by_client/loss"]
     assert found.keys() == {"min", "p10", "median", "p90", "max"}
-    with Path("run/client_rounds.csv").open() as file:
-        losses = [float(line["loss"]) for line in csv.DictReader(file)]
+    losses = [float(line["loss"]) for line in rows_of(Path("run/client_rounds.csv"))]
     assert found["p90"] == [pytest.approx((0, np.quantile(losses, 0.9)))]
 
 
@@ -212,13 +211,11 @@ def test_a_resumed_run_writes_a_round_once(tmp_path):
     path = tmp_path / "client_rounds.csv"
     path.write_text(path.read_text() + "2,0,7,2\n5,0,7,2")
     federate(Plain(), 3, FederationReport(), ckpt_path=str(tmp_path / "last.ckpt"), flags=flags)
-    with path.open() as file:
-        lines = list(csv.DictReader(file))
+    lines = rows_of(path)
     assert [(line["round"], line["client"]) for line in lines] == [(str(r), str(k)) for r in range(3) for k in range(3)]
     assert all(float(line["loss"]) > 0 and float(line["update_norm"]) > 0 and line["train_acc"] for line in lines)
     table = FederationReport()
     for _ in range(2):
         federate(Plain(), 1, table, flags=flags)
-        with (tmp_path / "clients.csv").open() as file:
-            assert [(row["rounds"], row["last score"]) for row in csv.DictReader(file)] == [("1", "")] * 3
+        assert [(row["rounds"], row["last score"]) for row in rows_of(tmp_path / "clients.csv")] == [("1", "")] * 3
     assert path.read_text().count("\n") == 1 + 3

@@ -1,6 +1,5 @@
 """What a reader needs to repeat a study: its set-up, the set it is measured on, and names; and what is not comparable."""
 
-import csv
 import json
 import subprocess
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 import torch
 from command_line import ADAFED, ROOT, small
 from federations import SIZES, Blobs, Consecutive, Plain, trainer
+from shared_runs import rows_of
 from study_tables import of_curves
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback
@@ -79,11 +79,8 @@ def test_figures_of_the_test_set_are_called_so(tmp_path):
 
 
 def numbers(folder: Path, metric: str) -> list[float]:
-    found = []
-    for path in sorted(folder.glob("csv/version_*/metrics.csv")):
-        with path.open() as file:
-            found += [float(row[metric]) for row in csv.DictReader(file) if row.get(metric)]
-    return found
+    logs = sorted(folder.glob("csv/version_*/metrics.csv"))
+    return [float(row[metric]) for path in logs for row in rows_of(path) if row.get(metric)]
 
 
 @pytest.mark.slow
