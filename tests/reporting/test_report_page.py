@@ -62,7 +62,7 @@ def test_a_study_has_a_page_of_its_own(tmp_path, monkeypatch):
     status, said = typed("report", tmp_path)
     names = ["report.html", "report.md", "report.tex"]
     files = ", ".join(str(tmp_path / name) for name in names)
-    assert (status, said.splitlines()[0]) == (0, f"Report: {files}, 0 figures as PNG, SVG and PDF")
+    assert (status, said.splitlines()[-1]) == (0, f"Report: {files}, 0 figures as PNG, SVG and PDF")
     assert "does not say how those of" in said  # nothing is known of these runs
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "study.json", "table.csv"]
     text, _ = page(tmp_path / "report.html")
