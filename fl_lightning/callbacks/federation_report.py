@@ -34,7 +34,7 @@ from fl_lightning.reporting.tables import log_table
 from fl_lightning.reporting.wandb import FederationWandbLogger, describe_run, require_space, where_to_look
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.utilities.atomic_file import write_whole
-from fl_lightning.utilities.csv_file import write_csv, write_rows
+from fl_lightning.utilities.csv_file import read_rows, write_csv, write_rows
 
 CLIENTS = ("client", "rounds", "examples", "steps", "last loss", "last score", "mean share", "seconds", "MB down", "MB up")
 """The columns of ``clients.csv``."""
@@ -239,12 +239,10 @@ def forget_rounds(path: Path, first: int) -> None:
         path: CSV file whose first column is the round.
         first: first round to remove, from 0.
     """
-    if not path.exists():
-        return
     header, *rows = read_rows(path)
     kept = [row for row in rows if int(row[0]) < first]
     if not kept:  # the new rows may have other columns
-        path.unlink()
+        path.unlink(missing_ok=True)
         return
     text = io.StringIO(newline="")
     write_rows(text, [header, *kept])
@@ -257,14 +255,6 @@ def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
         write_rows(file, [columns, *rows] if new else rows)
-
-
-def read_rows(path: Path) -> list[list[str]]:
-    """Return the header and all complete rows; a killed process may leave half a line."""
-    with path.open(newline="", encoding="utf-8") as file:
-        text = file.read()
-    header, *rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines(keepends=True))) or [[]]
-    return [header, *(row for row in rows if len(row) == len(header) and row[0].isdigit())]
 
 
 def _rounds_of(trainer: Trainer) -> Path:
@@ -293,21 +283,17 @@ def _clients(trainer: Trainer, path: Path) -> Iterator[list[Any]]:
     """Yield the rows of ``clients.csv``, in the order of clients, without holding those of all rounds."""
     sums: dict[str, dict[str, float]] = {}
     with path.open(newline="", encoding="utf-8") as file:
-        lines = csv.reader(file)
-        header = next(lines)
-        places = {name: header.index(name) for name in (*_SUMS, "examples", "loss", "score") if name in header}
-        for line in lines:
-            own = sums.setdefault(line[1], dict.fromkeys(("rounds", *_SUMS), 0.0))
-            found = {name: float(line[place] or "nan") for name, place in places.items()}
-            added = {name: own[name] + found.get(name, math.nan) / unit for name, unit in _SUMS.items()}
-            own |= {**found, **added, "rounds": own["rounds"] + 1}
+        for line in csv.DictReader(file):
+            own = sums.setdefault(line["client"], dict.fromkeys(("rounds", *_SUMS), 0.0))
+            last = {name: float(line.get(name) or "nan") for name in ("examples", "loss", "score")}
+            added = {name: own[name] + float(line.get(name) or "nan") / unit for name, unit in _SUMS.items()}
+            own |= {**last, **added, "rounds": own["rounds"] + 1}
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     order = {data.client_name(client): client for client in range(data.num_clients)}
     for name in sorted(sums, key=lambda name: order.get(name, len(order))):
         own = sums[name]
         counts = [int(own[count]) for count in ("rounds", "examples", "steps")]
-        last = [own.get("loss", math.nan), own.get("score", math.nan), own["share"] / own["rounds"]]
-        figures = [*last, own["seconds"], own["bytes_down"], own["bytes_up"]]
+        figures = [own["loss"], own["score"], own["share"] / own["rounds"], own["seconds"], own["bytes_down"], own["bytes_up"]]
         yield [name, *counts, *(None if math.isnan(x) else x for x in figures)]
 
 

@@ -25,8 +25,7 @@ from fl_lightning.options.availability import Availability
 from fl_lightning.options.client_evaluation import ClientEvaluation
 from fl_lightning.options.personal import PersonalPart, PersonalParts
 from fl_lightning.options.secure_aggregation import SecureAggregation
-from fl_lightning.reporting.run_facts import choices_of
-from fl_lightning.reporting.wandb import FederationWandbLogger, tag_run
+from fl_lightning.reporting.wandb import FederationWandbLogger
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.server.checks.compatibility import warn_unprotected
@@ -198,14 +197,9 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         """Try a checkpoint, restore the random state and the weights of a resumed run, and use rounds as the x-axis."""
         if self._trusted is not None:
             try_checkpoint(trainer, self._trusted)
-        if trainer.is_global_zero:
-            choices = choices_of(self.strategy if self.enabled else None, getattr(trainer, "datamodule", None))
-            for logger in trainer.loggers:
-                tag_run(logger, choices)
-        if self._fit is None:
-            return
-        self._fit.restore()
-        self._follow(trainer)
+        if self._fit is not None:
+            self._fit.restore()
+            self._follow(trainer)
 
     def _follow(self, trainer: Trainer) -> None:
         """Let W&B show rounds, or the results of a test, on the first rank."""

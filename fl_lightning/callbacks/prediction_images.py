@@ -16,7 +16,7 @@ from torch import Tensor
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import isolated_rng
 from fl_lightning.reporting.matrices import as_png, new_figure
-from fl_lightning.reporting.tables import log_picture
+from fl_lightning.reporting.tables import log_values
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 _COLOURS = "magma_r"
@@ -83,7 +83,7 @@ class PredictionImages(ChecksTypes, Callback):
             for folder in folders or [Path(trainer.default_root_dir)]:
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / f"{name}.png").write_bytes(picture)
-            log_picture(trainer, name, picture, round_idx)
+            log_values(trainer, {name: picture}, round_idx)
 
     def _warn(self, why: str) -> None:
         if not self._warned:

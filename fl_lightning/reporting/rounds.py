@@ -62,13 +62,11 @@ def quantiles(figures: Mapping[str, float]) -> dict[str, float]:
             families.setdefault(family, []).append(value)
         else:
             kept[name] = value
-    finite = {family: values for family, values in families.items() if all(map(math.isfinite, values))}
     levels = torch.tensor(list(QUANTILES.values()), dtype=torch.float64)
-    for length in {len(values) for values in finite.values()}:  # mostly one, so that a round computes them all at once
-        alike = {family: values for family, values in finite.items() if len(values) == length}
-        found = torch.quantile(torch.tensor(list(alike.values()), dtype=torch.float64), levels, dim=1).T.tolist()
-        for family, quantiles_of in zip(alike, found, strict=True):
-            kept |= {f"{family}/{name}": value for name, value in zip(QUANTILES, quantiles_of, strict=True)}
+    for family, values in families.items():
+        if all(map(math.isfinite, values)):
+            found = torch.quantile(torch.tensor(values, dtype=torch.float64), levels).tolist()
+            kept |= {f"{family}/{name}": value for name, value in zip(QUANTILES, found, strict=True)}
     return kept
 
 

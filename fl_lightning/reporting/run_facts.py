@@ -49,20 +49,6 @@ def run_facts(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     return {name: text for name, text in found.items() if text}
 
 
-def choices_of(strategy: object | None, data: Any) -> dict[str, str]:
-    """Return the strategy and the partition of a run, by the names of their classes.
-
-    Args:
-        strategy: its strategy; None if it trains centrally.
-        data: its datamodule after ``setup``; another than a federated one has no partition.
-    """
-    found = {"strategy": "centralized" if strategy is None else type(strategy).__name__}
-    if hasattr(data, "is_remote"):
-        divided = not data.is_remote and data.partitioner is not None
-        found["partition"] = type(data.partitioner).__name__ if divided else "own data"
-    return found
-
-
 def _examples(data: Any, validates: list[Any], tests: list[Any]) -> str:
     parts = []
     division = getattr(data, "splits", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,28 +80,23 @@ def log_table(
         pictures: PNG files to send with it, by name.
     """
     if trainer.is_global_zero and not trainer.sanity_checking:
-        round_ = trainer.current_epoch if round_idx is None else round_idx
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                import wandb  # slow to import, and not every run uses it
-
-                table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-                _send(logger, {name: table, **pictures}, round_)
+        log_values(trainer, {name: (columns, rows), **pictures}, trainer.current_epoch if round_idx is None else round_idx)
 
 
-def log_picture(trainer: Trainer, name: str, picture: bytes, round_idx: int) -> None:
-    """Send a PNG file to W&B with its round; call this on the first rank."""
+def log_values(trainer: Trainer, values: Mapping[str, bytes | tuple[Sequence[str], Sequence[Any]]], round_idx: int) -> None:
+    """Send PNG files and tables, as columns and rows, to W&B with their round; call this on the first rank."""
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
-            _send(logger, {name: picture}, round_idx)
+            import wandb  # slow to import, and not every run uses it
+            from PIL import Image
 
-
-def _send(logger: WandbLogger, values: dict[str, Any], round_: int) -> None:
-    import wandb
-    from PIL import Image
-
-    sent = {name: wandb.Image(Image.open(io.BytesIO(x))) if isinstance(x, bytes) else x for name, x in values.items()}
-    logger.log_metrics({**sent, "round": float(round_)})  # type: ignore[dict-item]
+            sent: dict[str, Any] = {"round": float(round_idx)}
+            for name, own in values.items():
+                if isinstance(own, bytes):
+                    sent[name] = wandb.Image(Image.open(io.BytesIO(own)))
+                else:
+                    sent[name] = wandb.Table(columns=list(own[0]), data=list(map(list, own[1])))
+            logger.log_metrics(sent)
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -20,15 +20,10 @@ from fl_lightning.compat.lightning import wandb_run
 from fl_lightning.functional.metric_names import is_validation_figure
 
 
-def prefer_offline() -> bool:
-    """Set ``WANDB_MODE=offline`` if W&B lacks an API key and the user left the mode open.
-
-    Returns:
-        Whether runs will be written offline.
-    """
+def prefer_offline() -> None:
+    """Set ``WANDB_MODE=offline`` if W&B lacks an API key and the user left the mode open."""
     if "WANDB_MODE" not in os.environ and not has_api_key():
         os.environ["WANDB_MODE"] = "offline"
-    return os.environ.get("WANDB_MODE") in ("offline", "dryrun")
 
 
 def sweep_folder(root: str) -> str:
@@ -53,8 +48,6 @@ TOTALS = {
 }
 """Sections of W&B that show each ``val_*`` or ``val/*`` against the cost of the run so far."""
 
-LONGEST_TAG = 64
-"""Largest number of characters of a W&B tag."""
 _LEAST_SPACE = 2**15
 """Free bytes below which W&B's next block of records does not fit."""
 _LEFT_OUT = ("epoch", "federation/threads")
@@ -183,20 +176,6 @@ def where_to_look(logger: Logger) -> str | None:
     here = Path.cwd()
     shown = [part.relative_to(here) if part.is_relative_to(here) else part for part in sorted({*parts, own})]
     return "wandb sync " + " ".join(shlex.quote(str(part)) for part in shown)
-
-
-def tag_run(logger: Logger, choices: Mapping[str, str]) -> None:
-    """Tag a W&B run by its choices, as ``<name>=<choice>``, so that its project can be filtered; other loggers are not changed.
-
-    Tags of the user or of a study are kept: a choice is left out if a tag of its name exists.
-    """
-    run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
-    if not hasattr(run, "tags"):
-        return
-    known = {tag.partition("=")[0] for tag in run.tags}
-    new = tuple(f"{name}={choice}"[:LONGEST_TAG] for name, choice in choices.items() if name not in known)
-    if new:
-        run.tags = (*run.tags, *new)
 
 
 def describe_run(logger: Logger, settings: dict[str, Any], origin: str) -> None:

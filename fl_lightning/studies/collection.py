@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from fl_lightning.utilities.csv_file import read_rows
 
 LOGS = "csv"
 """Folder of the CSV logger's versions in a run's folder; a resumed run adds a version."""
@@ -39,7 +40,7 @@ def rounds_logged(folder: Path) -> set[int]:
 
 def lines_logged(folder: Path) -> int:
     """Count the complete lines of a run's logs."""
-    return sum(len(read_lines(version / "metrics.csv")) - 1 for version in _versions(folder))
+    return sum(len(read_rows(version / "metrics.csv")) - 1 for version in _versions(folder))
 
 
 def _versions(folder: Path) -> list[Path]:
@@ -47,19 +48,9 @@ def _versions(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.rpartition("_")[2]))
 
 
-def read_lines(path: Path) -> list[list[str]]:
-    """Return the header and the complete rows of a CSV file; a killed process may leave half a line."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
-    except (OSError, csv.Error):
-        rows = []
-    return [row for row in rows if len(row) == len(rows[0])] or [[]]
-
-
 def _metrics(folder: Path) -> Iterator[Logged]:
     for version in _versions(folder):
-        header, *rows = read_lines(version / "metrics.csv")
+        header, *rows = read_rows(version / "metrics.csv")
         for row in rows:
             line = {}
             for metric, text in zip(header, row, strict=True):
@@ -74,7 +65,7 @@ def _metrics(folder: Path) -> Iterator[Logged]:
 def _confusion(folder: Path) -> Iterator[Logged]:
     """Yield the last confusion matrix, as ``val_confusion/<true>/<predicted>`` of the last round."""
     found = [path for version in _versions(folder) if (path := version / "val_confusion.csv").exists()]
-    for true, *counts in read_lines(found[-1])[1:] if found else ():
+    for true, *counts in read_rows(found[-1])[1:] if found else ():
         yield from ((-1, f"val_confusion/{true}/{k}", float(count)) for k, count in enumerate(counts))
 
 
@@ -84,7 +75,7 @@ def _of_clients(folder: Path, name: str, round_idx: int) -> Iterator[Logged]:
     That is ``partition``, the training examples of each class, if classes are known; or ``client_comparison``, the scores of
     local, global and personalised models.
     """
-    header, *lines = read_lines(folder / f"{name}.csv")
+    header, *lines = read_rows(folder / f"{name}.csv")
     first = header.index("EMD") + 1 if "EMD" in header else len(header) if name == "partition" else 2
     for client, *values in ((line[0].replace("/", "_"), *line[first:]) for line in lines):
         yield from ((round_idx, f"{name}/{client}/{c}", float(x)) for c, x in zip(header[first:], values, strict=True))

@@ -65,7 +65,6 @@ def _parser(command: str) -> _Parser:
     if command == "report":
         parser.add_argument("--base", type=str | list[str], default="", help="Not needed.")
         parser.add_argument("--table", type=str | None, default=None, help="The run table; by default the one in 'folder'.")
-        parser.add_argument("--html", action="store_true", help="Write report.html alone, without figures.")
         parser.add_argument("--out", type=str | None, default=None, help="Folder of the report; by default 'folder'.")
     return parser
 
@@ -158,4 +157,4 @@ def _report(settings: dict[str, Any]) -> None:
     path = Path(settings["table"] or folder / "table.csv")
     known = settings["known"] or []
     table = RunTable.join(RunTable.read(path).axes, [path, *map(Path, [known] if isinstance(known, str) else known)])
-    print_files(write_report(table, settings["report"], Path(settings["out"] or folder), name, page_only=settings["html"]))
+    print_files(write_report(table, settings["report"], Path(settings["out"] or folder), name))

@@ -117,7 +117,7 @@ class Job:
 
 
 def run_all(
-    jobs: Sequence[Job], places: Sequence[Mapping[str, str]], tell: Callable[[Sequence[Job]], None] | None = None
+    jobs: Sequence[Job], places: Sequence[Mapping[str, str]], tell: Callable[[Sequence[Job]], object] = lambda running: None
 ) -> Iterator[tuple[Job, int, float]]:
     """Run jobs side by side.
 
@@ -140,8 +140,7 @@ def run_all(
                 process = processes.Process(target=work, args=(job.prepare(), environment, job.log, job.ranks))
                 process.start()
                 running[place] = (job, process, time.monotonic())
-            while not wait([process.sentinel for _, process, _ in running.values()], 1.0 if tell else None):
-                assert tell is not None
+            while not wait([process.sentinel for _, process, _ in running.values()], 1.0):
                 tell([job for job, _, _ in running.values()])
             for place, (job, process, begun) in list(running.items()):
                 status = process.exitcode

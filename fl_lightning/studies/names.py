@@ -12,10 +12,8 @@ from fl_lightning.strategies import ALGORITHMS
 _DATA_SET = re.compile(r"_(mnist|cifar10|simulated)$")
 _FILE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 _METRICS = {
-    "accuracy": "accuracy",
     "f1_macro": "macro F1",
     "f1_weighted": "weighted F1",
-    "loss": "loss",
     "mae": "mean absolute error",
     "mape": "mean absolute percentage error",
     "r2": "R²",

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl_lightning.studies.collection import natural, read_lines
+from fl_lightning.studies.collection import natural
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.csv_file import read_rows
 
 
 class Bold(str):
@@ -208,7 +209,7 @@ def _of_runs(folder: Path) -> dict[str, Any]:
         return {"failures": None}
     failed: list[Iterable[str]] = []
     for run in runs:
-        head, *lines = read_lines(run / "failures.csv")
+        head, *lines = read_rows(run / "failures.csv")
         own = [run.name] if len(runs) > 1 else []
         failed += [*([[*(["run"] if own else []), *head]] if lines and not failed else []), *([*own, *line] for line in lines)]
     what = f"{runs[0].name}/config.yaml, complete; the set-up says what differs" if len(runs) > 1 else "config.yaml, complete"

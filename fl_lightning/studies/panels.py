@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better, known_direction
-from fl_lightning.studies.names import in_words, label_of, readable, setting_in_words
-from fl_lightning.studies.set_up import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, METRIC
+from fl_lightning.studies.names import in_words, label_of, setting_in_words
+from fl_lightning.studies.set_up import METRIC
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from fl_lightning.studies.run_table import RunTable, Setting
 
-_BY_NAME = {"Centralized": CENTRALIZED, "Local only": LOCAL_ONLY, "Last client": LAST_CLIENT}
 APART, REFERENCE = "†", "‡"
 """Marks of rows that cannot be compared, and of rows that do not compete."""
 
@@ -188,8 +187,7 @@ def panels(table: RunTable, labels: Mapping[str, str] | None = None, baseline: s
         title = ", ".join(label if " = " in label else f"{words}: {label}" for words, label in zip(axes, own, strict=True))
         facts = {name: table.facts_of(setting) for name, setting in settings.items()}
         shown = {name: (labels or {}).get(name, label_of(compared, name, choices[0])) for name in settings}
-        kinds = {name: own.get("reference") if own else _BY_NAME.get(readable(name)) for name, own in facts.items()}
-        aside = {name: kind for name, kind in kinds.items() if kind}
+        aside = {name: own["reference"] for name, own in facts.items() if "reference" in own}
         more = ", ".join(axes), ", ".join(own)
         made.append(Panel(title, setting_in_words(compared), settings, *more, shown, aside, facts, baseline))
     return made
@@ -287,10 +285,6 @@ class ReportOptions:
         known = {name: known_direction(name) for name in names if name != self.measure.name}
         more = [Measure(name, up is not False, self.percent, self.last, ranked=up is not None) for name, up in known.items()]
         return [self.measure, *more]
-
-    def panels(self, table: RunTable) -> list[Panel]:
-        """Return the settings of a table that are compared, with their names for readers."""
-        return panels(table, self.names, self.baseline)
 
     def check(self, axis: str, choices: Sequence[str]) -> None:
         """Reject names that the compared axis does not have.

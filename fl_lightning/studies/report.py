@@ -10,7 +10,7 @@ from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.studies.figures import FORMATS, draw_all
 from fl_lightning.studies.leave_one_out import leave_one_out_tables
 from fl_lightning.studies.page import MATRICES, Shown, Table, write_page
-from fl_lightning.studies.panels import REFERENCE, Measure, Panel, ReportOptions
+from fl_lightning.studies.panels import REFERENCE, Measure, Panel, ReportOptions, panels
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.set_up import (
     CENTRALIZED,
@@ -37,7 +37,7 @@ from fl_lightning.studies.tables import (
 Sections = list[tuple[str, list[Table]]]
 
 
-def write_report(table: RunTable, options: ReportOptions, folder: Path, name: str, page_only: bool = False) -> list[Path]:
+def write_report(table: RunTable, options: ReportOptions, folder: Path, name: str) -> list[Path]:
     """Write the report as one HTML page, the tables as Markdown and LaTeX, and the figures in the same folder.
 
     Args:
@@ -45,7 +45,6 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         options: what to show.
         folder: folder for the files; created if it does not exist.
         name: name of the study.
-        page_only: whether to write the page alone.
 
     Returns:
         The files.
@@ -60,7 +59,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     metric = options.measure.name
     require_logged(metric, table.metrics, "the runs")
     folder.mkdir(parents=True, exist_ok=True)
-    grouped = options.panels(table)
+    grouped = panels(table, options.names, options.baseline)
     final, crossed, drawn = options.measures(on_test_set(table.facts.values()))
     results: Sections = list(leave_one_out_tables(table, grouped, options.measure))
     by_panel = [] if results else grouped
@@ -73,8 +72,6 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     set_up, title, page = list(set_up_tables(table)), options.title or name, folder / "report.html"
     words = guide(grouped, [*final, *drawn], table, known=bool(set_up))
     write_page(page, title, shown_of(table, grouped), results, metric, details=details, set_up=set_up, words=words)
-    if page_only:
-        return [page]
     markdown = [f"# {title}", "", *(one.markdown() for one in set_up), *(f"- {one}" for one in words), ""]
     latex = [one.latex() for one in set_up]
     for (heading, first), (_, further) in zip(results, details, strict=True):
@@ -157,8 +154,7 @@ def guide(grouped: Sequence[Panel], measures: Sequence[Measure], table: RunTable
 
 def print_files(files: Sequence[Path]) -> None:
     """Print which files were written, and where."""
-    drawn = f", {len(files[3:]) // len(FORMATS)} figures as PNG, SVG and PDF" if len(files) > 1 else ""
-    print(f"Report: {', '.join(map(str, files[:3]))}{drawn}")
+    print(f"Report: {', '.join(map(str, files[:3]))}, {len(files[3:]) // len(FORMATS)} figures as PNG, SVG and PDF")
 
 
 def _tables(

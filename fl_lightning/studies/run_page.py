@@ -15,7 +15,7 @@ from fl_lightning.studies.collection import natural, read_run
 from fl_lightning.studies.names import COSTS, MODELS, OF_CLIENTS, SETTINGS
 from fl_lightning.studies.page import Shown, Table, matrix, write_page
 from fl_lightning.studies.panels import Measure
-from fl_lightning.studies.set_up import METRIC, code_of, common_table, in_order, on_test_set, set_up
+from fl_lightning.studies.set_up import METRIC, code_of, common_table, on_test_set, set_up
 
 PAGE = "report.html"
 _SPENT = re.compile("/(epsilon|noise)_of_")
@@ -51,13 +51,12 @@ def write_run_page(folder: Path) -> Path:
     last = {metric: [*curve.values()][-1] for metric, curve in curves.items()}
     seed = int(config.get("seed_everything") or 0)
     lines = {metric: ([*curve], [*curve.values()], [0.0] * len(curve)) for metric, curve in curves.items()}
-    settings = {name: known["settings"][name] for name in in_order(known["settings"])}
     write_page(
         folder / PAGE,
         folder.name,
         [Shown("", seed, lines, last)],
         results=[("At the end", [*_final(last, on_test_set([known])), *_cost(curves)]), ("Clients", [*_clients(last)])],
-        set_up=[common_table(settings, str(seed), Counter(code_of(folder).values()))],
+        set_up=[common_table(known["settings"], str(seed), Counter(code_of(folder).values()))],
         first=(config.get("best_checkpoint") or {}).get("monitor") or METRIC,
     )
     return folder / PAGE

@@ -205,9 +205,4 @@ class RunTable:
                 f"'{path}' is not a run table: its columns are {', '.join(head)}, but it needs {FIXED[0]}, one for each axis, "
                 f"and {', '.join(FIXED[1:])}. Use one that 'compare' wrote."
             )
-        if frame["metric"].str.startswith("study/").any():
-            raise DataError(
-                f"The run table '{path}' is of an earlier version: facts such as 'study/partition/IID' now stand in '{FACTS}' "
-                "beside it. Write it again with 'compare', which repeats no finished run."
-            )
         return cls(axes, frame, known)

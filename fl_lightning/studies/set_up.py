@@ -191,7 +191,7 @@ def code_in_words(code: Mapping[str, int]) -> str:
 
 def common_table(settings: Mapping[str, str], seeds: str, code: Mapping[str, int]) -> Table:
     """Tabulate the settings that all runs share, their seeds and their code."""
-    rows = [(setting_in_words(name), text) for name, text in settings.items()]
+    rows = [(setting_in_words(name), settings[name]) for name in in_order(settings)]
     rows += [("seeds", seeds), *([("code", code_in_words(code))] if code else [])]
     return Table("Set-up", ("setting", "value"), rows, "From the settings of the runs; what is not named has its default.")
 

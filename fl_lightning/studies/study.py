@@ -20,12 +20,11 @@ from tqdm import tqdm
 from fl_lightning.cli.ranks import on_cpu
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.functional.metric_names import VALIDATION
-from fl_lightning.reporting.wandb import LONGEST_TAG
 from fl_lightning.studies.collection import LOGS, read_run
 from fl_lightning.studies.execution import Job, run_all
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
 from fl_lightning.studies.leave_one_out import EVERY, measured, site_axis
-from fl_lightning.studies.panels import REPORT, ReportOptions
+from fl_lightning.studies.panels import REPORT, ReportOptions, panels
 from fl_lightning.studies.report import ON_TEST_SET, print_files, require_logged, write_report
 from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.set_up import code_of, facts, named_settings, on_test_set, set_up
@@ -37,6 +36,8 @@ from fl_lightning.utilities.machine import cores
 
 KEPT = (*VALIDATION, "test_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table by default."""
+_LONGEST_TAG = 64
+"""Largest number of characters of a W&B tag."""
 
 
 class Study(ChecksTypes):
@@ -97,7 +98,7 @@ class Study(ChecksTypes):
         self.folder = Path(folder or f"runs/studies/{self.name}")
         self.table_path = self.folder / "table.csv"
         self.jobs, self.note = jobs, note
-        self._keep, self._report = keep, report
+        self.keep, self._report = keep, report
         if self.axes:
             report.check(self.axes[0].name, [choice.name for choice in self.axes[0].choices])
         self.known = RunTable.join([axis.name for axis in self.axes], list(map(Path, _paths(known or []))))
@@ -105,10 +106,9 @@ class Study(ChecksTypes):
     def _leave_one_out(self, given: bool | list[str]) -> None:
         """Add the axis of the clients that are left out, and have each run evaluate them."""
         self.settings = {EVERY: 1, **self.settings}
-        config = self._reader.read(self.runs[0])
+        config = self._reader.read(span(self.axes, self.seeds, self.base, self.settings)[0])
         self.axes = [*self.axes, site_axis(given, config, self.settings, self.axes)]
         self._measured = measured(config)
-        del self.runs  # those of the axes so far
 
     @cached_property
     def _reader(self) -> SettingsReader:
@@ -122,15 +122,8 @@ class Study(ChecksTypes):
     @cached_property
     def report(self) -> ReportOptions:
         """What the report shows; without a metric in it, that of the first run's best checkpoint."""
-        if self._report.metric is not None:
-            return self._report
         best = self.configurations[self.runs[0].name][0].best_checkpoint
         return self._report.by_default(*(self._measured or (best.monitor, best.mode)))
-
-    @property
-    def keep(self) -> list[str]:
-        """Patterns of the metrics that go into the table."""
-        return [*self._keep, self.report.measure.name, *self.report.also, *self.report.draw]
 
     @cached_property
     def configurations(self) -> dict[str, tuple[Namespace, str]]:
@@ -185,7 +178,7 @@ class Study(ChecksTypes):
         """Print the result of a study that compares on one axis, and the note; larger studies have their page."""
         if self.table_path.exists():
             table, measure = RunTable.read(self.table_path), self.report.measure
-            panel, *others = self.report.panels(table)
+            panel, *others = panels(table, self.report.names, self.report.baseline)
             if not others:
                 tables = final_table(table, panel, [measure]), paired_table(finals(table, panel, measure), panel, measure)
                 print("", *(one.markdown() for one in tables if one is not None), sep="\n")
@@ -231,23 +224,21 @@ class Study(ChecksTypes):
         rows, known = [row for row in self.known.rows() if (row.setting, row.seed) in elsewhere], dict(self.known.facts)
         configs = {name: config.as_dict() for name, (config, _) in self.configurations.items()}
         named = named_settings(configs.values(), self._reader.defaults().as_dict())
+        keep = [*self.keep, self.report.measure.name, *self.report.also, *self.report.draw]
         for run in (run for run in self.runs if run.name in done):
             folder, config = done[run.name], configs[run.name]
-            rows += [Row(run.name, run.setting, run.seed, *logged) for logged in read_run(folder, self.keep)]
+            rows += [Row(run.name, run.setting, run.seed, *logged) for logged in read_run(folder, keep)]
             known[run.name] = facts(config, self._measured) | code_of(folder) | set_up(config, named, folder)
         if rows:
             rows.sort(key=lambda row: (order[row.setting], row.seed))
             table = RunTable([axis.name for axis in self.axes], rows, known)
             table.write(self.table_path)
             print(f"Table: {self.table_path} ({len(table)} of {len(jobs)} runs)")
-            self.write_report(RunTable.read(self.table_path), self.folder)  # from the file, so that it can be reproduced
-
-    def write_report(self, table: RunTable, folder: Path) -> None:
-        """Write the tables and figures of a table of this study, and print where they are."""
-        baseline = self.report.baseline or (self.axes[0].choices[0].name if self.axes else None)
-        options = replace(self.report, baseline=baseline)
-        (folder / REPORT).write_text(yaml.safe_dump({"report": asdict(options)}), encoding="utf-8")
-        print_files(write_report(table, options, folder, self.name))
+            baseline = self.report.baseline or (self.axes[0].choices[0].name if self.axes else None)
+            options = replace(self.report, baseline=baseline)
+            (self.folder / REPORT).write_text(yaml.safe_dump({"report": asdict(options)}), encoding="utf-8")
+            table = RunTable.read(self.table_path)  # so that the report can be written from the file again
+            print_files(write_report(table, options, self.folder, self.name))
 
     def _write_sweep(self) -> Path:
         """Write ``sweep.yaml``, the same study as a W&B grid over the runs' configurations in the folder ``sweep``."""
@@ -335,7 +326,7 @@ def _loggers(config: Namespace, run: Run, study: str, axes: Sequence[str], folde
     if given is False:
         return ours
     if given is None or given is True:
-        tags = [f"{axis}={choice}"[:LONGEST_TAG] for axis, choice in zip(axes, run.setting, strict=True)]
+        tags = [f"{axis}={choice}"[:_LONGEST_TAG] for axis, choice in zip(axes, run.setting, strict=True)]
         settings = {"project": "fl_lightning", "group": study, "name": run.name, "save_dir": str(folder), "tags": tags}
         return [{"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": settings}, *ours]
     own = given if isinstance(given, list) else [given]

@@ -1,8 +1,9 @@
-"""Write CSV files in which no spreadsheet takes a text for a formula: names, classes and causes come from sites."""
+"""Read CSV files, and write them so that no spreadsheet takes a text for a formula: names and causes come from sites."""
 
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,16 @@ from typing import IO, Any
 
 _FORMULA = re.compile("(^|[;\t])(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 """Where a cell that a spreadsheet would evaluate begins; in many countries it also takes a semicolon for a separator."""
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """Return the header and all complete rows, or an empty header without a file; a killed process may leave half a line."""
+    try:
+        text = path.read_bytes().decode(errors="replace")
+        rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+    except (OSError, csv.Error):
+        rows = []
+    return [row for row in rows if len(row) == len(rows[0])] or [[]]
 
 
 def write_csv(path: Path, header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> None:

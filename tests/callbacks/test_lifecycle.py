@@ -1,7 +1,6 @@
 """Each thing that a Lightning user knows does to rounds what it does to epochs."""
 
 import copy
-import csv
 import time
 from datetime import timedelta
 
@@ -9,9 +8,10 @@ import lightning as L
 import pytest
 import torch
 from engine_runs import Collect, variant
-from federations import Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from federations import Blobs, Cohorts, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from shared_runs import rows_of
 from torch.utils.data import TensorDataset
 
 from fl_lightning import (
@@ -50,10 +50,6 @@ class Rounds(FederationCallback):
         assert "val_acc" in trainer.callback_metrics
         self.heard.append(("round end", round_idx, trainer.global_step))
 
-    @property
-    def count(self):
-        return sum(what == "round start" for what, *_ in self.heard)
-
 
 def test_hooks_come_in_order():
     rounds = Rounds()
@@ -73,19 +69,19 @@ def test_early_stopping_counts_rounds():
         (variant(configure_callbacks=lambda self: [EarlyStopping("val_acc", mode="max", patience=1, min_delta=1.0)]), [], 2),
         (Plain, [EarlyStopping("train_loss", mode="min", stopping_threshold=10.0)], 1),
     ):
-        rounds = Rounds()
-        assert federate(module(), 20, rounds, *stop).global_step == rounds.count == expected
+        rounds = Cohorts()
+        assert federate(module(), 20, rounds, *stop).global_step == len(rounds.seen) == expected
 
 
 def test_max_time_ends_after_a_round():
-    class Slow(Rounds):
+    class Slow(Cohorts):
         def on_client_start(self, *args):
             time.sleep(0.2)
 
     rounds = Slow()
     run = federate(Plain(), 1000, rounds, flags={"max_time": timedelta(seconds=1)})
-    assert 0 < rounds.count < 1000
-    assert run.global_step == rounds.count  # no round was left half done
+    assert 0 < len(rounds.seen) < 1000
+    assert run.global_step == len(rounds.seen)  # no round was left half done
 
 
 def test_validation_is_every_n_rounds_and_limited():
@@ -106,7 +102,7 @@ def test_loggers_have_a_row_for_every_round_and_the_servers_rate(tmp_path):
     loggers = [kind(tmp_path, name="", version="") for kind in (CSVLogger, TensorBoardLogger)]
     own = {"strategy": AdaFed("val_acc"), "server_optimizer": lambda p: torch.optim.SGD(p, lr=0.5)}
     federate(Plain(), 3, LearningRateMonitor("epoch"), flags={"logger": loggers}, **own)
-    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    rows = rows_of(tmp_path / "metrics.csv")
     for name in ("val_acc", "train_loss", "client_weight/0", "client_score/2", "client_train_acc/1", "federation/bytes_up"):
         assert [float(row["round"]) for row in rows if row[name]] == [0, 1, 2], name
     assert all([row["step"] for row in rows if row[name]] == ["0", "1", "2"] for name in ("val_acc", "client_weight/0"))

@@ -1,6 +1,5 @@
 """One interface for whatever a loss adapts to: a metric of (outputs, target), or a figure that the module logs."""
 
-import csv
 import re
 from typing import Any
 
@@ -8,14 +7,14 @@ import pytest
 import torch
 from adaptive import Calls, Own, Tempered
 from command_line import ROOT
-from federations import Blobs, Plain, blobs, federate, trainer
+from federations import Blobs, Plain, federate, trainer
 from lightning.pytorch.loggers import CSVLogger
+from shared_runs import rows_of
 from sklearn.metrics import f1_score, recall_score
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from fl_lightning import (
-    AdaFed,
     ClassificationTask,
     F1WeightedCrossEntropy,
     LossAdaptation,
@@ -31,8 +30,7 @@ def test_a_logged_figure_as_the_signal(enabled, tmp_path):
     module = Own(Tempered())
     run = federate(module, 2, enabled=enabled, flags={"logger": CSVLogger(tmp_path), "log_every_n_steps": 1})
     assert float(module.loss.factor) == pytest.approx(float(run.callback_metrics["val_loss"]))
-    rows = list(csv.DictReader((tmp_path / "lightning_logs/version_0/metrics.csv").open()))
-    logged = [float(row["factor"]) for row in rows if row["factor"]]
+    logged = [float(row["factor"]) for row in rows_of(tmp_path / "lightning_logs/version_0/metrics.csv") if row["factor"]]
     assert len(logged) == 2
     assert logged[-1] == pytest.approx(float(module.loss.factor), rel=1e-5)
     assert not any(isinstance(callback, LossAdaptation) for callback in run.callbacks)
@@ -70,16 +68,6 @@ def test_a_plain_trainer_with_the_callback_whose_sanity_check_and_validate_chang
     assert module.loss.class_weights.tolist() == [1.0, 1.0, 1.0]
     trainer(2, LossAdaptation()).fit(module, Blobs())
     assert module.loss.class_weights.tolist() != [1.0, 1.0, 1.0]
-
-
-def test_clients_do_not_adapt():
-    """Their module validates on the server's set too, where the strategy asks; only the aggregated model counts."""
-    x, y = blobs(61, 2)
-    module = Calls(F1WeightedCrossEntropy(3))
-    federate(module, 1, strategy=AdaFed("val_acc"))
-    with torch.no_grad():
-        expected = 1 / (torch.from_numpy(f1_score(y, module(x).argmax(1), average=None)) + 0.1)
-    torch.testing.assert_close(module.loss.class_weights.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 class Forgetful(Tempered):

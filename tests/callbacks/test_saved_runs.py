@@ -10,8 +10,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from fl_lightning import (
     BestCheckpoint,
     CheckpointError,
-    ClassificationTask,
-    F1WeightedCrossEntropy,
     FedAvg,
     FederatedDataModule,
     FederatedOrchestrator,
@@ -42,17 +40,6 @@ def test_best_and_last_checkpoint(saved):
     loaded = Plain.load_from_checkpoint(path)
     assert loaded.hparams.lr == 0.3
     assert same_bits(weights(loaded), weights(module))
-
-
-def test_a_classification_task_is_loaded_with_its_class_weights(tmp_path):
-    def make():
-        return {"network": Plain().net, "num_classes": 3, "loss": F1WeightedCrossEntropy(3)}
-
-    task = ClassificationTask(**make())
-    federate(task, 2, every_round(tmp_path), flags=SAVING)
-    loaded = ClassificationTask.load_from_checkpoint(tmp_path / "last.ckpt", **make())
-    assert same_bits(weights(loaded), weights(task))
-    assert loaded.loss.class_weights.tolist() != [1.0, 1.0, 1.0]
 
 
 def test_validate_and_test_read_a_federations_checkpoint(saved):

@@ -5,9 +5,8 @@ import re
 
 import pytest
 import torch
-from study_tables import of_curves, table
+from study_tables import of_curves, table, typed
 
-from fl_lightning.studies.commands import main
 from fl_lightning.studies.page import Bold, Table, write_page
 from fl_lightning.studies.panels import panels
 from fl_lightning.studies.report import shown_of
@@ -55,21 +54,17 @@ def test_numbers_that_are_not_finite_are_gaps(tmp_path):
     assert written(tmp_path, made)[1]["metrics"]["val_loss"][0]["y"] == [1.0, None, None]
 
 
-def run_report(capsys, *arguments: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["report", *arguments])
-    said = capsys.readouterr()
-    return end.value.code, said.out + said.err
-
-
-def test_a_study_has_a_page_of_its_own(tmp_path, capsys):
+def test_a_study_has_a_page_of_its_own(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
+    monkeypatch.setattr("fl_lightning.studies.report.draw_all", lambda *_: {})
     table().write(tmp_path / "table.csv")
-    status, said = run_report(capsys, str(tmp_path), "--html")
-    assert (status, said.splitlines()[0]) == (0, f"Report: {tmp_path / 'report.html'}")
+    status, said = typed("report", tmp_path)
+    names = ["report.html", "report.md", "report.tex"]
+    files = ", ".join(str(tmp_path / name) for name in names)
+    assert (status, said.splitlines()[-1]) == (0, f"Report: {files}, 0 figures as PNG, SVG and PDF")
     assert "does not say how those of" in said  # nothing is known of these runs
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "study.json", "table.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "study.json", "table.csv"]
     text, _ = page(tmp_path / "report.html")
     assert "<td>AdaFed</td><td><b>83.00 ± 2.65</b></td>" in text  # 81, 86 and 82
     assert '<tr><th>1</th><td style="background:color-mix(in srgb, #56b4e9 82%, #f7f9fb)">20</td>' in text  # sqrt(20 / 30)
@@ -87,7 +82,7 @@ def test_a_study_shows_the_failures_and_a_configuration_of_its_runs(tmp_path):
     assert "<pre>name: &#39;&lt;A,seed=0&gt;&#39;\n</pre>" in text
 
 
-def test_a_fit_ends_with_its_page(adafed_run, copied_run, capsys):
+def test_a_fit_ends_with_its_page(adafed_run, copied_run):
     assert f"Report: {copied_run / 'report.html'}\n" in adafed_run.text
     text, numbers = page(adafed_run.folder / "report.html")
     assert numbers["metrics"]["val_accuracy"][0]["x"] == [1, 2]
@@ -95,13 +90,13 @@ def test_a_fit_ends_with_its_page(adafed_run, copied_run, capsys):
     assert f"torch {torch.__version__}" in text
     assert "<summary>config.yaml, complete</summary>" in text
     (copied_run / "report.html").unlink()
-    assert run_report(capsys, str(copied_run)) == (0, f"Report: {copied_run / 'report.html'}\n")
+    assert typed("report", copied_run) == (0, f"Report: {copied_run / 'report.html'}\n")
     assert page(copied_run / "report.html")[1] == numbers
 
 
-def test_other_folders_are_refused(tmp_path, capsys):
-    status, said = run_report(capsys, str(tmp_path))
+def test_other_folders_are_refused(tmp_path):
+    status, said = typed("report", tmp_path)
     assert (status, "is neither a run, which has a 'config.yaml', nor a study, which has a 'table.csv'" in said) == (1, True)
     (tmp_path / "config.yaml").write_text("{}")
-    status, said = run_report(capsys, str(tmp_path))
+    status, said = typed("report", tmp_path)
     assert (status, "has no logs in 'csv', from which a report is made" in said) == (1, True)

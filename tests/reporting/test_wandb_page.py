@@ -1,7 +1,6 @@
 """Reports and W&B's page of a run from Python, read back from offline files."""
 
 import contextlib
-import csv
 import io
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,9 @@ from engine_runs import variant
 from federations import Blobs, Consecutive, Plain, blobs, every_round, federate, trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from shared_runs import rows_of
 from torch.utils.data import TensorDataset
-from wandb_file import charts, configuration, declared_axes, history, panels, summary, tags
+from wandb_file import charts, configuration, declared_axes, history, panels, summary
 
 from fl_lightning import (
     AdaFed,
@@ -24,10 +24,9 @@ from fl_lightning import (
     FederatedOrchestrator,
     FederationReport,
     FederationWandbLogger,
-    IIDPartitioner,
 )
 from fl_lightning.reporting.client_charts import chart_rows
-from fl_lightning.reporting.wandb import where_to_look, workspace_figures
+from fl_lightning.reporting.wandb import where_to_look
 
 
 def file_of(run: str | Path) -> Path:
@@ -46,12 +45,12 @@ def _finished():
 
 
 def measure(self) -> None:
-    self.log("val/mae", 0.25 + self.trainer.current_epoch / 100)
+    self.log_dict({"val/mae": 0.25 + self.trainer.current_epoch / 100, "val/f1/3": 0.5})
 
 
-def reported(folder: str, *callbacks, rounds=2, tags=None, **flags):
+def reported(folder: str, *callbacks, rounds=2, **flags):
     L.seed_everything(3, verbose=False)
-    loggers = [FederationWandbLogger(save_dir=folder, offline=True, tags=tags), CSVLogger(folder, name="csv")]
+    loggers = [FederationWandbLogger(save_dir=folder, offline=True), CSVLogger(folder, name="csv")]
     federation = FederatedOrchestrator(AdaFed("val_acc"), clients_per_round=2)
     run = trainer(rounds, federation, *callbacks, logger=loggers, default_root_dir=folder, **flags)
     run.fit(variant(on_validation_epoch_end=measure)(), FederatedDataModule(Blobs(), Consecutive()))
@@ -60,11 +59,11 @@ def reported(folder: str, *callbacks, rounds=2, tags=None, **flags):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """Return what six rounds said and wrote, with a monitor of Lightning's and a tag of the user's."""
+    """Return what six rounds said and wrote, with a monitor of Lightning's."""
     home, said = tmp_path_factory.mktemp("page"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.chdir(home)
-        run = reported("run", FederationReport(), LearningRateMonitor(), rounds=6, tags=["mine"])
+        run = reported("run", FederationReport(), LearningRateMonitor(), rounds=6)
         text = said.getvalue()
         run.test(run.lightning_module, run.datamodule)
     path = file_of(home / "run")
@@ -95,21 +94,11 @@ def test_python_reports_what_the_command_line_reports(page):
 def test_the_page_shows_rounds_costs_and_charts(page):
     """Also of ``self.log("val/mae")``, and of Lightning's monitor, which logs without the key ``round``."""
     shown = panels(page.path)
-    assert "by_megabytes/val/mae" in shown["by_megabytes"]
-    assert "by_seconds/val/mae" in shown["by_seconds"]
+    for section in ("by_megabytes", "by_seconds"):
+        assert shown[section] == {f"{section}/{name}" for name in ("val_loss", "val_acc", "val/mae")}
     assert summary(page.path)["val/mae"].keys() == {"min", "max", "last"}
     assert {row["round"]: row["lr-SGD"] for row in page.rows if "lr-SGD" in row} == dict.fromkeys(range(6), 1)
     assert [row["round"] for row in page.rows if "client_charts" in row] == [0, 1, 3, 5]
-
-
-def test_a_run_is_tagged_by_strategy_and_partition(page):
-    assert tags(page.path) == ["mine", "strategy=AdaFed", "partition=Consecutive"]
-    logger = WandbLogger(save_dir="run", offline=True, tags=["partition=the paper's"])  # as a study names it
-    run = trainer(1, FederatedOrchestrator(enabled=False), logger=logger)
-    run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
-    partition, strategy = tags(file_of("run"))
-    assert partition == "partition=the paper's"
-    assert strategy.startswith("strategy=cent")
 
 
 def fitted(rounds: int, *callbacks, names=("north", "south"), kind=FederationWandbLogger) -> Path:
@@ -124,8 +113,7 @@ def test_with_more_clients_than_columns_charts_show_quantiles():
     path = fitted(1, FederationReport(), names=[str(k) for k in range(21)])
     found = charts(path)["by_client/loss"]
     assert found.keys() == {"min", "p10", "median", "p90", "max"}
-    with Path("run/client_rounds.csv").open() as file:
-        losses = [float(line["loss"]) for line in csv.DictReader(file)]
+    losses = [float(line["loss"]) for line in rows_of(Path("run/client_rounds.csv"))]
     assert found["p90"] == [pytest.approx((0, np.quantile(losses, 0.9)))]
 
 
@@ -140,7 +128,6 @@ def test_lightnings_own_logger_has_a_panel_for_each_figure_and_the_tables():
     assert {"client_loss", "client_steps", "federation"} < panels(path).keys()
     assert {"clients", "client_rounds", "partition"} <= {name for row in history(path) for name in row}
     assert not charts(path)
-    assert tags(path) == ["strategy=FedAvg", "partition=own data"]
 
 
 def test_a_chart_has_as_many_rows_as_wandb_draws():
@@ -157,18 +144,6 @@ def test_a_figure_that_a_client_lacks_has_quantiles_over_the_others():
     first, second = ([line[2:] for line in lines if line[0] == r and line[1] in ("min", "median", "max")] for r in (0, 1))
     assert first == [[1.0, None], [2.0, None], [3.0, None]]
     assert second == [[2.0, 5.0], [3.0, 5.0], [4.0, 5.0]]
-
-
-def test_what_wandb_gets_of_a_round():
-    totals = {"federation/megabytes_total": 2.0, "federation/seconds_total": 3.0}
-    given = {"val_acc": 0.5, "val_f1/3": 0.1, "client_steps/3": 1.0, "client_share/3": 0.2, "epoch": 1.0, "round": 1.0}
-    kept = {"val_acc": 0.5, "val_f1/3": 0.1, "client_share/3": 0.2, "round": 1.0}
-    costs = {"by_megabytes/val_acc": 0.5, "by_seconds/val_acc": 0.5}
-    assert workspace_figures(given, totals) == kept | costs | totals
-    assert workspace_figures(given, {}) == kept
-    assert workspace_figures({"val_picture": object()}, totals).keys() == {"val_picture"}
-    assert "by_seconds/val/mae" in workspace_figures({"val/mae": 0.5}, totals)
-    assert workspace_figures({"val/f1/3": 0.1}, totals).keys() == {"val/f1/3"}
 
 
 def test_the_command_to_upload_is_shown_although_wandb_also_prints_one_and_not_for_uploaded_parts(monkeypatch):
@@ -229,24 +204,18 @@ def test_a_quick_run_saves_nothing_and_a_second_report_is_refused(capsys):
         report(1, FederatedOrchestrator(), FederationReport())
 
 
-def test_a_second_fit_begins_the_table_of_clients_anew():
-    table = FederationReport()
-    for _ in range(2):
-        trainer(2, FederatedOrchestrator(), table).fit(Plain(), FederatedDataModule(Blobs(), IIDPartitioner(3)))
-        with Path("clients.csv").open() as file:
-            assert {(row["rounds"], row["last score"]) for row in csv.DictReader(file)} == {("2", "")}
-
-
 def test_a_resumed_run_writes_a_round_once(tmp_path):
-    """Half a line of a process that was killed, and rounds that are done again, are taken out."""
+    """Half a line of a process that was killed, and rounds that are done again, are taken out; a new fit begins anew."""
     flags = {"default_root_dir": str(tmp_path), "enable_checkpointing": True}
     federate(Plain(), 2, FederationReport(), every_round(tmp_path), flags=flags)
     path = tmp_path / "client_rounds.csv"
     path.write_text(path.read_text() + "2,0,7,2\n5,0,7,2")
     federate(Plain(), 3, FederationReport(), ckpt_path=str(tmp_path / "last.ckpt"), flags=flags)
-    with path.open() as file:
-        lines = list(csv.DictReader(file))
+    lines = rows_of(path)
     assert [(line["round"], line["client"]) for line in lines] == [(str(r), str(k)) for r in range(3) for k in range(3)]
     assert all(float(line["loss"]) > 0 and float(line["update_norm"]) > 0 and line["train_acc"] for line in lines)
-    federate(Plain(), 1, FederationReport(), flags=flags)
-    assert path.read_text().count("\n") == 1 + 3  # a new run
+    table = FederationReport()
+    for _ in range(2):
+        federate(Plain(), 1, table, flags=flags)
+        assert [(row["rounds"], row["last score"]) for row in rows_of(tmp_path / "clients.csv")] == [("1", "")] * 3
+    assert path.read_text().count("\n") == 1 + 3

@@ -1,6 +1,5 @@
 """What a run of the command line leaves for W&B and in its folder, read back from the offline file of one run."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 import wandb_file
 import yaml
 from command_line import QUIET, ROOT, fit
-from shared_runs import WARNING
+from shared_runs import WARNING, rows_of
 from wandb_file import charts, configuration, declared_axes, history, panels
 
 from fl_lightning.reporting.wandb import sweep_folder
@@ -21,11 +20,6 @@ LEFT_OUT = ("examples", "steps", "weight", "bytes_down", "bytes_up")
 TABLES = ("clients", "client_charts", "client_rounds", "val_confusion", "partition")
 PICTURES = ("val_confusion_picture", "partition_picture")
 FIGURES = {"loss", "train_loss", "train_accuracy", "score", "share", "seconds", "update_norm"}
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def test_the_offline_file_holds_every_documented_metric_for_every_round_and_no_other(adafed_run):

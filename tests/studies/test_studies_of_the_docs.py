@@ -4,9 +4,9 @@ import pandas as pd
 import pytest
 from command_line import ROOT
 from packaging.version import Version
+from study_tables import typed
 
 from fl_lightning.functional.privacy import epsilon_of_examples
-from fl_lightning.studies.commands import main
 
 for package in ("matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare]'")
@@ -22,9 +22,8 @@ def test_a_report_is_made_again_from_its_table(folder, tmp_path):
     from matplotlib.testing.compare import compare_images
 
     config = ROOT / "configs" / "studies" / f"{folder.name}.yaml"
-    with pytest.raises(SystemExit) as end:
-        main(["report", "--config", str(config), "--table", str(folder / "table.csv.gz"), "--out", str(tmp_path)])
-    assert end.value.code == 0
+    status, said = typed("report", "--config", config, "--table", folder / "table.csv.gz", "--out", tmp_path)
+    assert status == 0, said
     assert (tmp_path / "report.md").read_text() == (folder / "report.md").read_text()
     pictures = sorted(path.name for path in folder.glob("*.png"))
     assert pictures

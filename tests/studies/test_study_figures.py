@@ -5,7 +5,7 @@ import statistics
 from itertools import combinations
 
 import pytest
-from study_tables import ACCURACY, of_curves, runs_of, table
+from study_tables import ACCURACY, of_curves, table
 
 from fl_lightning import ConfigurationError
 from fl_lightning.strategies import ALGORITHMS
@@ -48,16 +48,12 @@ def test_classes_and_clients_side_by_side():
     assert drawing.families(table(), panel, "client_score", "score", "client") is None
 
 
-def test_confusion_matrices_are_shares_of_the_true_class():
+def test_heat_maps_of_shares_of_the_true_class_and_of_clients_by_classes():
     (panel,) = panels(table())
     figure = drawing.confusions(table(), panel)
     (image,) = figure.axes[0].images
     assert image.get_array().tolist() == [[80.0, 20.0], [25.0, 75.0]]
     assert [text.get_text() for text in figure.axes[0].texts] == ["80", "20", "25", "75"]
-
-
-def test_clients_by_classes():
-    (panel,) = panels(table())
     axis = drawing.clients(table(), panel).axes[0]
     assert axis.images[0].get_array().tolist() == [[1.0, 0.0], [20.0, 30.0], [4.0, 0.0]]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["0", "1", "2"]
@@ -73,11 +69,12 @@ def test_a_report_names_its_files_and_is_the_same_again_and_an_earlier_one_s_pic
     shown = [f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
     assert sorted(path.name for path in files) == sorted(["report.html", "report.md", "report.tex", *shown])
     (tmp_path / "two").mkdir()
-    for name in ("class_f1_7.png", "clients_9.svg", "my_photo.png", "curves_of_mine.png"):
+    for name in ("class_f1_7.png", "class_f1_7.svg", "my_photo.png"):
         (tmp_path / "two" / name).write_bytes(b"")
+    (tmp_path / "two" / "report.md").write_text("# An earlier one\n\n![F1 of each class](class_f1_7.png)\n")
     write_report(table(("paper", "even")), options, tmp_path / "two", "a study")
     found = {path.name for path in (tmp_path / "two").iterdir()}
-    assert found == {*(path.name for path in files), "my_photo.png", "curves_of_mine.png"}
+    assert found == {*(path.name for path in files), "my_photo.png"}
     for path in files:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
 
@@ -103,15 +100,12 @@ def labels(figure) -> list[list[str]]:
     return [[line.get_label() for line in axis.lines] for axis in figure.axes]
 
 
-def test_the_legend_tells_how_many_seeds_lines_have_and_many_settings_are_drawn_a_few_at_a_time():
+def test_the_legend_tells_how_many_seeds_lines_have_and_many_settings_without_families_are_in_one_panel():
     few = of_curves({"A": [[0.5]] * 2, "B": [[0.5]] * 5})
     (legend,) = drawing.curves(few, panels(few), Measure()).legends
     assert legend.get_title().get_text() == "Lines: mean over 2 to 5 seeds; bands: ± one standard deviation"
     many = of_curves({f"s{k}": [[k / 20] * 2] for k in range(15)})
-    figure = drawing.curves(many, panels(many), Measure())
-    assert labels(figure) == [["s0", *(f"s{k}" for k in range(1, 8))], ["s0", *(f"s{k}" for k in range(8, 15))]]
-    assert not figure.legends
-    assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == labels(figure)
+    assert labels(drawing.curves(many, panels(many), Measure())) == [[f"s{k}" for k in range(15)]]
 
 
 def test_each_partition_that_is_compared_is_drawn():
@@ -136,14 +130,13 @@ def test_names_are_no_formulas_and_gaps_are_no_values(tmp_path):
 
 
 def test_the_partition_is_in_the_title():
-    made = runs_of({name: (0.5, ["partition/IID, 3 clients"]) for name in "AB"})
-    assert drawing.curves(made, panels(made), Measure()).get_suptitle() == "Partition: IID, 3 clients"
-    runs = {f"{a}|{split}": (0.5, [f"partition/{split}, 3 clients"]) for split in ("IID", "shards") for a in "AB"}
-    made = runs_of(runs, ("algorithm", "split"))
+    facts = {f"{a}|{split}": {"partition": f"{split}, 3 clients"} for split in ("IID", "shards") for a in "AB"}
+    made = of_curves({key: [[0.5]] for key in facts}, axes=("algorithm", "split"), facts=facts)
     figure = drawing.curves(made, panels(made), Measure())
     assert figure.get_suptitle() == ""
     titles = [f"split: {split}\npartition: {split}, 3 clients" for split in ("IID", "shards")]
     assert [axis.get_title() for axis in figure.axes] == titles
+    assert drawing.curves(made, panels(made)[:1], Measure()).get_suptitle() == "Partition: IID, 3 clients"
 
 
 # ------------------------------------------------------------------ the look of lines
@@ -177,8 +170,12 @@ def test_twelve_strategies_are_in_one_panel_and_look_the_same_in_all():
 
 def test_more_lines_are_drawn_by_family_with_the_baseline_in_each():
     known = ["FedAvg", "FedAdam", "AdaFed", "AdaFed, by F1", "Krum", "Trimmed mean", "Fed-Star", "Centralized"]
-    made = of_curves({name: [[0.5]] for name in (*known, *(f"s{k}" for k in range(6)))})
+    names = (*known, *(f"s{k}" for k in range(6)))
+    facts = {name: {"reference": "centralized"} if name == "Centralized" else {} for name in names}
+    made = of_curves({name: [[0.5]] for name in names}, facts=facts)
     figure = drawing.curves(made, panels(made), Measure())
+    assert not figure.legends
+    assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == labels(figure)
     assert dict(zip([axis.get_title() for axis in figure.axes], labels(figure), strict=True)) == {
         "Averages and server optimizers": ["FedAvg", "FedAdam"],
         "Weights by performance and fairness": ["FedAvg", "AdaFed", "AdaFed, by F1"],

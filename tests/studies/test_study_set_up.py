@@ -1,6 +1,5 @@
 """What a reader needs to repeat a study: its set-up, the set it is measured on, and names; and what is not comparable."""
 
-import csv
 import json
 import subprocess
 from pathlib import Path
@@ -9,7 +8,8 @@ import pytest
 import torch
 from command_line import ADAFED, ROOT, small
 from federations import SIZES, Blobs, Consecutive, Plain, trainer
-from study_tables import runs_of as table
+from shared_runs import rows_of
+from study_tables import of_curves
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback
 from fl_lightning.reporting.run_facts import run_facts
@@ -70,7 +70,7 @@ def test_the_facts_of_a_run():
 
 
 def test_figures_of_the_test_set_are_called_so(tmp_path):
-    made = table({name: (x, ["selection/test set"]) for name, x in (("A", 0.5), ("B", 0.6))})
+    made = of_curves({"A": [[0.5]], "B": [[0.6]]}, facts={key: {"selection": "test set"} for key in "AB"})
     write_report(made, ReportOptions(also=[]), tmp_path, "S")
     text = (tmp_path / "report.md").read_text()
     assert "- Names: test accuracy is `val_accuracy`." in text
@@ -79,11 +79,8 @@ def test_figures_of_the_test_set_are_called_so(tmp_path):
 
 
 def numbers(folder: Path, metric: str) -> list[float]:
-    found = []
-    for path in sorted(folder.glob("csv/version_*/metrics.csv")):
-        with path.open() as file:
-            found += [float(row[metric]) for row in csv.DictReader(file) if row.get(metric)]
-    return found
+    logs = sorted(folder.glob("csv/version_*/metrics.csv"))
+    return [float(row[metric]) for path in logs for row in rows_of(path) if row.get(metric)]
 
 
 @pytest.mark.slow
@@ -106,10 +103,10 @@ def test_a_fit_tests_its_best_checkpoint(fl, tmp_path, adafed_run):
 
 def test_choices_that_are_numbers_have_the_name_of_their_axis():
     mus = ("0", "0.01", "1")
-    (panel,) = panels(table(dict.fromkeys(mus, (0.5, [])), ("mu",)))
+    (panel,) = panels(of_curves({key: [[0.5]] for key in mus}, axes=("mu",)))
     assert panel.rows("val_accuracy") == ["mu = 0", "mu = 0.01", "mu = 1"]
-    pairs = {f"{mu}|{n}": (0.5, []) for mu in mus for n in ("5", "10")}
-    two = panels(table(pairs, ("federation.local.proximal_mu", "num_clients")))
+    pairs = [f"{mu}|{n}" for mu in mus for n in ("5", "10")]
+    two = panels(of_curves({key: [[0.5]] for key in pairs}, axes=("federation.local.proximal_mu", "num_clients")))
     assert [panel.title for panel in two] == ["num clients = 5", "num clients = 10"]
     assert two[0].axis == "proximal mu"
 
@@ -119,9 +116,8 @@ def test_a_grid_on_the_test_set_warns(tmp_path, capsys):
     for over, warns in (({"mu": [0, 0.1]}, True), ({"strategy": ["FedAvg", "FedMedian"]}, False)):
         study = Study("adafed_mnist", over, seeds=1, folder=str(tmp_path / "s"))
         choices = [choice.name for choice in study.axes[0].choices]
-        made = table({name: (0.5, ["selection/test set"]) for name in choices}, (study.axes[0].name,), seeds=1)
-        study.folder.mkdir(exist_ok=True)
-        made.write(study.table_path)
+        facts = {key: {"selection": "test set"} for key in choices}
+        of_curves({key: [[0.5]] for key in choices}, axes=(study.axes[0].name,), facts=facts).write(study.table_path)
         study._show()
         assert ("Warning: The server has validated on the test set" in capsys.readouterr().out) is warns
 
@@ -161,16 +157,16 @@ def test_the_facts_of_a_run_come_from_its_configuration():
     }
     study = Study(ADAFED, {"only": choices}, seeds=1)
     found = {run.setting[0]: facts(study.configurations[run.name][0].as_dict()) for run in study.runs}
-    made = {name: [f"{kind}/{text}" for kind, text in own.items()] for name, own in found.items()}
-    partition, server = "given counts of each class, 6 clients", "server_set/the validation set of MNISTDataModule"
-    assert made["base"] == [f"partition/{partition}", "training/100 %", f"{server} (source auto)"]
-    assert made["embedded"][2] == f"{server} (source embedded)"
-    assert made["limited"][2] == f"{server} (source auto), limited to 2 batches"
+    partition, server = "given counts of each class, 6 clients", "the validation set of MNISTDataModule"
+    assert found["base"] == {"partition": partition, "training": "100 %", "server_set": f"{server} (source auto)"}
+    assert found["embedded"]["server_set"] == f"{server} (source embedded)"
+    assert found["limited"]["server_set"] == f"{server} (source auto), limited to 2 batches"
     parts = "the clients' own test parts (20 % each; Dirichlet, beta 0.5, 10 clients)"
-    assert made["skew"][1:] == ["training/80 %", f"client_set/{parts}", f"server_set/{parts}, together"]
+    skew = {"training": "80 %", "client_set": parts, "server_set": f"{parts}, together"}
+    assert found["skew"] == {"partition": found["skew"]["partition"], **skew}
     complete = f"the clients' own test parts (20 % each; {partition}), each with its client's complete model"
-    assert made["fedper"][-1] == f"server_set/{complete}"
-    assert [made[kind][-1] for kind in kinds] == [f"reference/{kind}" for kind in kinds]
+    assert found["fedper"]["server_set"] == complete
+    assert [found[kind].get("reference") for kind in (*kinds, "fedper")] == [*kinds, None]
 
 
 def test_the_code_of_a_run_is_what_it_wrote_into_its_configuration(tmp_path):

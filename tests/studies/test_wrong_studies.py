@@ -5,18 +5,15 @@ from pathlib import Path
 
 import pytest
 from refusing import holds
-
-from fl_lightning.studies.commands import main
+from study_tables import typed
 
 for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
 
 
-def refused(capsys, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(["compare", *arguments])
-    assert end.value.code in (1, 2)
-    text = capsys.readouterr().err
+def refused(*arguments: str) -> str:
+    status, text = typed("compare", *arguments)
+    assert status in (1, 2)
     assert text.startswith("fl-lightning compare: error: ")
     assert "Traceback" not in text
     return text
@@ -61,23 +58,21 @@ over: {strategy: [FedAvg, AdaFed], algorithm: {same: {strategy: FedAvg}}} => hav
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "words"), [row.split(" => ") for row in WRONG.strip("\n").splitlines()])
-def test_wrong_studies_are_refused_before_anything_runs(given, words, capsys):
+def test_wrong_studies_are_refused_before_anything_runs(given, words):
     Path("mine.yaml").write_text(f"base: adafed_mnist\n{given}\n")
-    said = refused(capsys, *(given.split() if given.startswith("-") or not given else ("--config", "mine.yaml")))
+    said = refused(*(given.split() if given.startswith("-") or not given else ("--config", "mine.yaml")))
     assert holds(said, words), said
     assert not Path("runs").exists()
 
 
-def test_a_missing_extra_is_named_before_anything_runs(capsys, monkeypatch):
+def test_a_missing_extra_is_named_before_anything_runs(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
-    text = refused(capsys, "--base", "adafed_mnist")
+    text = refused("--base", "adafed_mnist")
     assert "pip install 'fl_lightning[compare]'" in text
     assert not Path("runs").exists()
 
 
-def test_a_report_without_a_table(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["report"])
-    assert end.value.code == 1
-    text = capsys.readouterr().err
+def test_a_report_without_a_table():
+    status, text = typed("report")
+    assert status == 1
     assert "fl-lightning report: error: Cannot read the run table 'runs/studies/study/table.csv'" in text

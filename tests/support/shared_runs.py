@@ -1,6 +1,7 @@
 """Runs that tests only look at: each is fitted once in a session; a test reads it, or works on a copy of its folder."""
 
 import contextlib
+import csv
 import io
 import os
 import shutil
@@ -44,6 +45,11 @@ class Run:
         from wandb_file import history
 
         return history(self.files[-1])
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def type_in(home: Path, *args: str) -> str:

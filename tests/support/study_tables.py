@@ -1,8 +1,13 @@
-"""A small run table whose every mean can be worked by hand."""
+"""Small run tables whose every mean can be worked by hand, and the commands of studies as they are typed."""
 
+import io
+from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 
+import pytest
+
 from fl_lightning.studies import ReportOptions, Row, RunTable
+from fl_lightning.studies.commands import main
 from fl_lightning.studies.page import Bold, Table
 
 ACCURACY = {  # by strategy and seed: after rounds 0 to 3
@@ -13,6 +18,14 @@ ACCURACY = {  # by strategy and seed: after rounds 0 to 3
     ("AdaFed", 1): [0.10, 0.50, 0.90, 0.86],
     ("AdaFed", 2): [0.30, 0.40, 0.70, 0.82],
 }
+
+
+def typed(*arguments: object) -> tuple[int, str]:
+    """Type a command in this process, and return its exit status and what it printed."""
+    said = io.StringIO()
+    with pytest.raises(SystemExit) as end, redirect_stdout(said), redirect_stderr(said):
+        main(list(map(str, arguments)))
+    return int(end.value.code or 0), said.getvalue()
 
 
 def table(partitions: tuple[str, ...] = ("paper",)) -> RunTable:
@@ -40,25 +53,6 @@ def table(partitions: tuple[str, ...] = ("paper",)) -> RunTable:
             for client, counts in enumerate([[1.0, 0.0], [20.0, 30.0], [4.0, 0.0]]):
                 rows += [Row(run, (strategy, partition), seed, 0, f"partition/{client}/{k}", x) for k, x in enumerate(counts)]
     return RunTable(["strategy", "partition"], rows)
-
-
-def runs_of(runs: dict[str, tuple[float, list[str]]], axes: tuple[str, ...] = ("algorithm",), seeds: int = 2) -> RunTable:
-    """Runs of two rounds that end with an accuracy, by name (and a second choice after a bar), each with its facts.
-
-    A fact is ``<kind>/<text>``, or ``setting <name>/<text>``.
-    """
-    rows, facts = [], {}
-    for name, (accuracy, known) in runs.items():
-        setting = tuple(name.split("|"))
-        pairs = [fact.split("/", 1) for fact in known]
-        own = {kind: text for kind, text in pairs if not kind.startswith("setting ")}
-        settings = {kind.removeprefix("setting "): text for kind, text in pairs if kind.startswith("setting ")}
-        for seed in range(seeds):
-            for r, value in enumerate((0.1, accuracy + seed / 100)):
-                rows.append(Row(f"{name}-{seed}", setting, seed, r, "val_accuracy", value))
-            if known:
-                facts[f"{name}-{seed}"] = own | ({"settings": settings} if settings else {})
-    return RunTable(axes, rows, facts)
 
 
 def cells(made: Table) -> list[list[str]]:
@@ -99,10 +93,13 @@ def everything() -> tuple[RunTable, ReportOptions]:
 
 
 def of_curves(
-    runs: dict[str, list[list[float]]], metric: str = "val_accuracy", axes: tuple[str, ...] = ("strategy",)
+    runs: dict[str, list[list[float]]],
+    metric: str = "val_accuracy",
+    axes: tuple[str, ...] = ("strategy",),
+    facts: dict[str, dict[str, str]] | None = None,
 ) -> RunTable:
-    """Runs by name (and a second choice after a bar): of each seed, the values of a metric over rounds."""
+    """Runs by name (and a second choice after a bar): of each seed, the values of a metric over rounds; facts by name."""
     settings = {name: tuple(name.split("|")) if axes else () for name in runs}
     seeds = [(name, seed, values) for name, own in runs.items() for seed, values in enumerate(own)]
     rows = [Row(f"{n}-{seed}", settings[n], seed, r, metric, x) for n, seed, values in seeds for r, x in enumerate(values)]
-    return RunTable(axes, rows)
+    return RunTable(axes, rows, {f"{name}-{seed}": facts[name] for name, seed, _ in seeds} if facts else None)

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,75 +44,52 @@ def _read(path: Path) -> Iterator[Any]:
             yield record
 
 
+def _entries(path: Path, kind: str) -> Iterator[list[tuple[list[str], Any]]]:
+    """The values of each record of a kind, after the parts of their names."""
+    for record in records(path):
+        if record.WhichOneof("record_type") == kind:
+            own = record.run.config if kind == "run" else getattr(record, kind)
+            items = own.item if kind == "history" else own.update
+            yield [([item.key] if item.key else list(item.nested_key), json.loads(item.value_json)) for item in items]
+
+
 def history(path: Path) -> list[dict[str, Any]]:
     """The logged rows, in order."""
-    rows = []
-    for record in records(path):
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
-    return rows
+    return [{names[0]: value for names, value in row} for row in _entries(path, "history")]
 
 
 def declared_axes(path: Path) -> dict[str, str]:
     """Which metrics are plotted over which."""
-    found = {}
-    for record in records(path):
-        if record.WhichOneof("record_type") == "metric":
-            metric = record.metric
-            found[metric.glob_name or metric.name] = metric.step_metric
-    return found
+    found = [record.metric for record in records(path) if record.WhichOneof("record_type") == "metric"]
+    return {metric.glob_name or metric.name: metric.step_metric for metric in found}
 
 
 def panels(path: Path) -> dict[str, set[str]]:
     """The scalar keys by section: W&B shows a panel for each, and those without a prefix under Charts."""
     found: dict[str, set[str]] = {}
-    for record in records(path):
-        if record.WhichOneof("record_type") == "history":
-            for item in record.history.item:
-                names = [item.key] if item.key else list(item.nested_key)
-                if len(names) == 1 and not names[0].startswith("_") and isinstance(json.loads(item.value_json), int | float):
-                    section, slash, _ = names[0].partition("/")
-                    found.setdefault(section if slash else "Charts", set()).add(names[0])
+    for (name, *parts), value in chain.from_iterable(_entries(path, "history")):
+        if not parts and not name.startswith("_") and isinstance(value, int | float):
+            section, slash, _ = name.partition("/")
+            found.setdefault(section if slash else "Charts", set()).add(name)
     return found
 
 
 def summary(path: Path) -> dict[str, Any]:
     """What the runs table shows of a run."""
-    found = {}
-    for record in records(path):
-        changes = record.summary.update if record.WhichOneof("record_type") == "summary" else ()
-        found |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in changes if len(item.nested_key) < 2}
-    return found
+    return {names[0]: value for names, value in chain.from_iterable(_entries(path, "summary")) if len(names) == 1}
 
 
 def configuration(path: Path) -> dict[str, Any]:
     """What makes the run what it is."""
-    found = {}
-    for record in records(path):
-        kind = record.WhichOneof("record_type")
-        updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
-        found |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
-    return found
-
-
-def tags(path: Path) -> list[str]:
-    """The tags of the run."""
-    *_, last = (record.run.tags for record in records(path) if record.WhichOneof("record_type") == "run")
-    return list(last)
+    return {names[0]: value for kind in ("run", "config") for own in _entries(path, kind) for names, value in own}
 
 
 def charts(path: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """The points of each line of each custom chart, from the last table that the chart names."""
-    specs, tables = {}, {}
-    for record in records(path):
-        kind = record.WhichOneof("record_type")
-        updates = record.config.update if kind == "config" else ()
-        changes = record.summary.update if kind == "summary" else ()
-        tables |= {item.nested_key[0]: json.loads(item.value_json) for item in changes if item.nested_key[1:] == ["path"]}
-        specs |= {item.nested_key[2]: json.loads(item.value_json) for item in updates if "visualize" in item.nested_key}
+    changes, updates = (chain.from_iterable(_entries(path, kind)) for kind in ("summary", "config"))
+    tables = {names[0]: value for names, value in changes if names[1:] == ["path"]}
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for key, spec in specs.items():
+    for key, spec in {names[2]: value for names, value in updates if "visualize" in names}.items():
         config = spec["panel_config"]
         (query,) = config["userQuery"]["queryFields"]
         (name,) = (field["args"][0]["value"] for field in query["fields"] if field["name"] == "summaryTable")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.callbacks.federation_report import append_rows, forget_rounds, read_rows
+from fl_lightning.callbacks.federation_report import append_rows, forget_rounds
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.csv_file import read_rows
 
 
 def names(folder: Path) -> list[str]:
