@@ -191,31 +191,17 @@ def test_a_share_and_a_number_are_drawn_with_the_seed_and_leave_the_data_divided
     assert len(chosen(0.01, names, 0)) == 1
     assert chosen(3, names, 0) == chosen(3, names, 0)
     assert len({tuple(chosen(3, names, seed)) for seed in range(20)}) > 5
-    counts = torch.zeros(10)
-    for seed in range(2000):
-        counts[chosen(3, names, seed)] += 1
-    assert (counts / 2000 - 0.3).abs().max() < 0.05  # five standard deviations
 
 
-def test_parts_of_their_own_are_those_of_a_client_that_has_not_trained():
+@pytest.mark.parametrize("settings", [{"personal": [fl.PersonalPart(names="net.2.*")]}, {"route": fl.LocalOnly("val_acc")}])
+def test_where_clients_keep_parts_or_models_they_get_the_servers_model(settings):
+    """A part of their own is that of a client that has not trained."""
     data = data_of(sites(), held_out_clients=["b"], client_test=0.25)
     torch.manual_seed(4)
-    first = Plain()
-    with pytest.warns(UserWarning, match="Held-out clients never train, so they have no parts or models of their own"):
-        module, fitted = fit(data, personal=[fl.PersonalPart(names="net.2.*")])
-    own = weights(module) | {name: value for name, value in weights(first).items() if name.startswith("net.2.")}
-    module.load_state_dict(own, strict=False)
-    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
-
-
-def test_on_a_route_where_clients_keep_their_models_they_get_the_servers():
-    data = data_of(sites(), held_out_clients=["b"], client_test=0.25)
-    with pytest.warns(UserWarning, match="evaluated with the server's model"):
-        module, fitted = fit(data, route=fl.LocalOnly("val_acc"))
-    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
-
-
-def held_out_rows(data: fl.FederatedDataModule) -> TensorDataset:
-    """The test examples of the one held-out client."""
+    first = {name: value for name, value in weights(Plain()).items() if name.startswith("net.2.")}
+    with pytest.warns(UserWarning, match=r"no parts or models of their own: they are evaluated with the server's model"):
+        module, fitted = fit(data, **settings)
+    module.load_state_dict(first if "personal" in settings else {}, strict=False)
     rows = [data.client_datasets.source.dataset[int(k)] for k in data.splits.unseen[0]]
-    return TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))
+    examples = TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))
+    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, examples))

@@ -139,6 +139,7 @@ PRIVACY = [
         for module, words in (
             (lambda: Plain(batchnorm=True), "cannot separate an example's gradient from the others: net.1 (BatchNorm1d)"),
             (ByHand, "optimizes manually"),
+            (variant(configure_optimizers=lambda self: None), "needs an optimizer, but Variant configures none. Return one"),
             (Positions, "found gradients of ... examples in one batch ... a layer of Variant does not have the batch"),
             (given("net", lambda: nn.RNN(4, 3)), "others: net (RNN). Use GroupNorm"),
             (given("loss", lambda: fl.ProximalLoss(fl.CrossEntropy(), 1.0)), "others: loss (ProximalLoss)"),

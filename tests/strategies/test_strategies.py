@@ -10,7 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from against_hand import ROUNDS, Updates, assert_close, assert_follows, clients_of, divided, final
+from against_hand import ROUNDS, Updates, assert_follows, clients_of, divided
 from by_hand import LR, World, accuracy, averaged, build, flat, like_parameters
 from federations import SIZES, Blobs, Consecutive, Plain, federate
 from scipy.special import softmax
@@ -307,7 +307,3 @@ def test_fedprox_with_partial_work(policy, mu):
         return averaged(net, clients, world.sizes[list(work[t])])
 
     assert_follows(torch.float32, step, world=World(torch.float32, mu=mu), batchnorm=False, local=local)
-
-
-def test_fednova_with_equal_steps_is_fedavg():
-    assert_close(final(strategy=fl.FedNova(), sizes=(10, 10, 10)), final(strategy=fl.FedAvg(), sizes=(10, 10, 10)))
