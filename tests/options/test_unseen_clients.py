@@ -92,21 +92,10 @@ def test_own_test_sets_of_held_out_clients_are_used_and_the_server_does_not_get_
     assert float(fitted.callback_metrics["val_acc"]) == pytest.approx(server)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [None, pytest.param(fl.FedLoss("val_loss"), marks=pytest.mark.slow), fl.Scaffold()],
-    ids=lambda s: type(s).__name__,
-)
-def test_the_model_is_that_of_a_run_without_the_client(strategy):
-    """Each client's own parts are drawn with its number, which the others keep if the last ones are held out."""
-    few, parts = {name: data for name, data in sites().items() if name in "abc"}, {"client_validation": 0.25}
-    one, _ = fit(data_of(sites(), held_out_clients=["d", "e"], **parts), strategy=strategy, clients_per_round=0.67)
-    off = fl.ClientEvaluation()
-    other, _ = fit(data_of(few, **parts), strategy=strategy, clients_per_round=0.67, client_evaluation=off)
-    assert same_bits(weights(one), weights(other))
-
-
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "parts": ({"client_validation": 0.25}, {}),
+    "parts and scaffold": ({"client_validation": 0.25}, {"strategy": fl.Scaffold()}),
+    "parts and fedloss": ({"client_validation": 0.25}, {"strategy": fl.FedLoss("val_loss")}),
     "none": ({}, {}),
     "rebalancing": ({"rebalancing": fl.LabelAveraging()}, {}),
     "attackers": ({}, {"attackers": fl.Attackers(wrong_labels={1: 0.5}, clients=0.4, labels=fl.RandomLabels())}),
@@ -124,13 +113,16 @@ class Read(Subset[Any]):
         super().__init__(of, range(len(of)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
-def test_without_parts_the_model_is_that_of_a_run_without_any_client(name):
+@pytest.mark.parametrize(
+    "name", ["parts", "parts and scaffold", *(pytest.param(n, marks=pytest.mark.slow) for n in [*SETTINGS][2:])]
+)
+def test_the_model_is_that_of_a_run_without_these_clients(name):
+    """Each client's own parts are drawn with its number, which the others keep if the last ones are held out."""
     of_data, federation = SETTINGS[name]
     clients = {site: Read(own) if name == "rebalancing" else own for site, own in sites().items()}
-    few = {site: own for site, own in clients.items() if site not in "bd"}
-    one, _ = fit(data_of(clients, held_out_clients=["b", "d"], **of_data), clients_per_round=0.67, **federation)
+    held_out = "de" if name.startswith("parts") else "bd"
+    few = {site: own for site, own in clients.items() if site not in held_out}
+    one, _ = fit(data_of(clients, held_out_clients=[*held_out], **of_data), clients_per_round=0.67, **federation)
     other, _ = fit(data_of(few, **of_data), clients_per_round=0.67, client_evaluation=fl.ClientEvaluation(), **federation)
     assert same_bits(weights(one), weights(other))
 

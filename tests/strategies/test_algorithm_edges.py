@@ -13,6 +13,7 @@ from algorithms import Following, outcome, prepare
 from by_hand import World
 from engine_runs import Manual, scheduled, variant
 from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, trainer, weights
+from poisoning import OneBroken
 from scipy.special import softmax
 from torchmetrics import Accuracy, MeanSquaredError
 
@@ -38,10 +39,9 @@ def test_the_same_orchestrator_starts_anew(name):
 def fit_spoilt(strategy: Any) -> tuple[Plain, Any]:
     """The first examples, those of client 0, are not numbers."""
     L.seed_everything(3, verbose=False)
-    module, blobs = Plain(), Blobs(shuffle=False)
-    blobs.train[0][: SIZES[0]] = math.nan
+    module = Plain()
     net = copy.deepcopy(module.net)
-    federate(module, 1, data=blobs, strategy=strategy)
+    federate(module, 1, data=OneBroken(shuffle=False), strategy=strategy)
     return module, net
 
 

@@ -5,7 +5,6 @@ import torch
 from federations import Plain, federate, same_bits, weights
 
 from fl_lightning import FedAvg, RunningStrategy, SecureAggregation, WeightedAverage
-from fl_lightning.strategies.filtering import FilteringStrategy
 
 
 class Scaled(WeightedAverage):
@@ -68,12 +67,7 @@ class TensorSums(RunningStrategy):
         return sums.take("state") / sums.scalar("weight")
 
 
-class ListedWeights(FilteringStrategy):
-    def weights(self, products, examples):
-        return examples.tolist()
-
-
-@pytest.mark.parametrize("strategy", [TensorWeight(), TensorSums(), ListedWeights()])
-def test_weights_may_be_tensors_or_lists(strategy):
+@pytest.mark.parametrize("strategy", [TensorWeight(), TensorSums()])
+def test_weights_may_be_tensors(strategy):
     found, expected = averaged_by(strategy), averaged_by(FedAvg())
     assert all(torch.allclose(found[name], expected[name], 0, 1e-6) for name in expected)
