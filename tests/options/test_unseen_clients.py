@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import CLASSES, Blobs, Cohorts, Consecutive, Plain, blobs, same_bits, trainer, weights
+from federations import CLASSES, Blobs, Cohorts, Consecutive, Plain, blobs, ready, same_bits, trainer, weights
 from torch.utils.data import Subset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
@@ -65,8 +65,8 @@ def test_with_test_parts_they_are_tested_like_the_others_and_beside_them():
         Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25, held_out_clients=["1", "4"]
     )
     module, fitted = fit(data)
-    whole = fl.FederatedDataModule(Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25)
-    whole.setup("fit")  # the same division without held-out clients
+    # the same division without held-out clients
+    whole = ready(fl.FederatedDataModule(Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25))
     x, y = whole.datamodule.train
 
     def spread(clients: list[int], whose: str) -> dict[str, float]:
@@ -129,8 +129,7 @@ def test_the_model_is_that_of_a_run_without_these_clients(name):
 
 def test_a_class_that_only_a_held_out_client_has_is_no_class():
     more = sites(b=(blobs(20, 9)[0], torch.arange(20) % 5))
-    data = data_of(more, held_out_clients=["b"], rebalancing=fl.LabelAveraging())
-    data.setup("fit")
+    data = ready(data_of(more, held_out_clients=["b"], rebalancing=fl.LabelAveraging()))
     assert data.client_datasets.num_classes() == CLASSES
     rows = torch.stack([torch.bincount(more[name].tensors[1], minlength=CLASSES) for name in "acde"])
     assert torch.equal(data.label_counts(), rows)
@@ -151,8 +150,7 @@ def test_the_examples_of_a_held_out_client_have_no_influence():
 
 
 def test_the_centralized_baseline_does_not_read_them():
-    data = data_of(sites(), held_out_clients=["b", "d"])
-    data.setup("fit")
+    data = ready(data_of(sites(), held_out_clients=["b", "d"]))
     read = torch.cat([batch[0] for batch in data.train_dataloader()])
     expected = torch.cat([sites()[name].tensors[0] for name in "ace"])
     assert torch.equal(read.sort(0).values, expected.sort(0).values)
