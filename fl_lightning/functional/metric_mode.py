@@ -41,6 +41,16 @@ def known_direction(metric: str | Metric) -> bool | None:
     return None if lower == higher else higher
 
 
+def require_loss(loss: str | Metric) -> None:
+    """Refuse a metric for which higher is better where a strategy needs a loss.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    wanted = "a loss, for which lower is better"
+    require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
+
+
 def higher_is_better(metric: str | Metric, mode: Mode | None, setting: str) -> bool:
     """Return whether higher is better, by ``mode`` if it is set and otherwise by the metric.
 

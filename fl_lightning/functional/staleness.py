@@ -7,7 +7,6 @@ from typing import Literal
 from fl_lightning.errors import require
 
 Staleness = Literal["constant", "polynomial", "hinge"]
-_KINDS = ("constant", "polynomial", "hinge")
 
 
 def discount(staleness: int, kind: Staleness, a: float, b: int) -> float:
@@ -32,12 +31,11 @@ def discount(staleness: int, kind: Staleness, a: float, b: int) -> float:
     return 1.0
 
 
-def check_discount(kind: str, a: float, b: int) -> None:
+def check_discount(a: float, b: int) -> None:
     """Reject settings of :func:`discount` outside their range.
 
     Raises:
         ConfigurationError: naming the setting.
     """
-    require(kind in _KINDS, "federation.strategy.staleness", f"one of {', '.join(_KINDS)}", kind)
     require(a >= 0, "federation.strategy.a", "0 or above", a)
     require(isinstance(b, int) and b >= 0, "federation.strategy.b", "a whole number of 0 or above", b)

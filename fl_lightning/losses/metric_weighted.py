@@ -51,7 +51,8 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the weighted loss of a batch."""
-        return weighted_cross_entropy(logits, target, self.class_weights.to(logits.dtype))
+        weight = self.class_weights.to(logits.dtype)
+        return F.cross_entropy(logits, target, weight=weight, reduction="sum") / target.numel()
 
     @torch.no_grad()
     def adapt(self, signal: Tensor) -> None:
@@ -67,7 +68,7 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
                 f"{type(self).__name__} needs values in [0, 1], for which higher is better, but its metric returns "
                 f"{signal.tolist()[:5]}. Set 'model.loss.metric' to a metric with such values, e.g. MulticlassRecall."
             )
-        self.class_weights.copy_(f1_class_weights(signal, self.epsilon))
+        self.class_weights.copy_(torch.where(signal.isnan(), 1.0, 1.0 / (signal + self.epsilon)))
 
     def figures(self) -> dict[str, Tensor]:
         """Return the class weights."""
@@ -133,35 +134,3 @@ class PresentClasses(Metric):
         """Forget all batches."""
         super().reset()
         self.metric.reset()
-
-
-def f1_class_weights(f1: Tensor, epsilon: float = 0.1) -> Tensor:
-    """Return kappa_c = 1 / (F1_c + epsilon) (AdaFed, section 3.1; epsilon = 0.1 in its Simulation 2).
-
-    Args:
-        f1: the F1 score of each class in [0, 1], shape (C,). NaN, for a class missing from the server's set, gives 1.
-        epsilon: limits the weight of a class that is never recognised to 1 / epsilon; in (0, 1).
-
-    Returns:
-        Weights in [1 / (1 + epsilon), 1 / epsilon], shape (C,).
-
-    >>> f1_class_weights(torch.tensor([0.0, 0.9])).tolist()
-    [10.0, 1.0]
-    """
-    return torch.where(f1.isnan(), torch.ones_like(f1), 1.0 / (f1 + epsilon))
-
-
-def weighted_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Return cross-entropy with class weights, divided by the number of samples M (AdaFed, eq. 2).
-
-    ``torch.nn.CrossEntropyLoss(weight=...)`` is a different loss: it divides by the sum of the batch's weights.
-
-    Args:
-        logits: the unnormalised scores, shape (M, C) or (M, C, ...).
-        target: the class indices, shape (M,) or (M, ...).
-        weight: the class weights kappa, shape (C,).
-
-    Returns:
-        The loss, a scalar.
-    """
-    return F.cross_entropy(logits, target, weight=weight, reduction="sum") / target.numel()

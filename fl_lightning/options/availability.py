@@ -122,14 +122,9 @@ class Availability(OptionSettings):
         """Return whether anything but the clock is set, which is an option of its own."""
         return replace(self, clock=None) != Availability()
 
-    @property
-    def loses_clients(self) -> bool:
-        """Whether a round may have fewer clients than requested."""
-        return self.drop_out > 0 or self.leave > 0
-
     def removes(self) -> Iterator[Removal]:
         """Return what rounds lose whose clients may be missing."""
-        if self.loses_clients:
+        if self.drop_out or self.leave:
             remedy = "lower 'drop_out' and 'leave' of 'federation.availability', if need be to 0"
             yield Removal(Capability.EVERY_CLIENT, "'federation.availability' may lose some", remedy)
         if self.leave:

@@ -222,16 +222,14 @@ class PersonalPartsAtServer(ServerHooks):
         Raises:
             ConfigurationError: if nothing is shared, but the clients need something to correct.
         """
-        server = federation.server
+        server, strategy = federation.server, federation.strategy
         own = server.held_tensors()
         if not own:
             return
-        if not server.num_parameters and (
-            federation.strategy.client_rule() is not None or federation.strategy.needs_held_parts
-        ):
+        if not server.num_parameters and (strategy.client_rule() is not None or strategy.needs_held_parts):
             raise ConfigurationError(
-                f"'federation.personal' matches every parameter, so {type(federation.strategy).__name__} has nothing to "
-                "correct. Match fewer parameters, or use FedAvg."
+                f"'federation.personal' matches every parameter, so {type(strategy).__name__} has nothing to correct. Match "
+                "fewer parameters, or use FedAvg."
             )
         saved, sent = sum(tensor.nbytes for tensor in own.values()), server.nbytes(upward=True)
         names = ", ".join([*own][:_SHOWN]) + (f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else "")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import require
-from fl_lightning.functional.metric_mode import known_direction
+from fl_lightning.functional.metric_mode import require_loss
 from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import WeightedAverage
 from fl_lightning.types import ClientUpdate, RoundStart
@@ -39,8 +39,7 @@ class AFL(WeightedAverage):
 
     def __init__(self, rate: float = 0.1, loss: str | Metric = "val_loss") -> None:
         require(0 <= rate <= 1e6, "federation.strategy.rate", "0 or above and at most 1e6", rate)
-        wanted = "a loss, for which lower is better"
-        require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
+        require_loss(loss)
         self.rate = rate
         self.loss = self.global_metric = loss
         self._mixture: Tensor | None = None

@@ -319,7 +319,6 @@ class WeightedAverage(RunningStrategy):
             ClientError: if the weight is negative or not finite.
             ConfigurationError: if the weight is not a number.
         """
-        assert update.state is not None
         remedy = (
             "'update.score' is known only if the constructor sets 'metric'; 'local_score' needs 'local_metric', and "
             "'global_score' needs 'global_metric'."
@@ -337,12 +336,12 @@ class WeightedAverage(RunningStrategy):
                 "another metric."
             )
         if weight > 0:
-            sums.add("state", update.state, weight)
+            sums.add("state", update.snapshot.vector, weight)
             sums.add("weight", 1.0, weight)
         if (
             weight < _SMALLEST and not sums.for_masks and not sums.scalar("weight")
         ):  # this rank has seen only zeros: all weights may be zero
-            sums.add("plain state", update.state)
+            sums.add("plain state", update.snapshot.vector)
             sums.add("plain weight", 1.0)
         return weight
 
@@ -368,9 +367,9 @@ def average(updates: Sequence[ClientUpdate], weights: Sequence[float]) -> Tensor
     shares = [weight / total for weight in weights] if total > 0 else [1.0 / len(updates)] * len(updates)
     result: Tensor | None = None
     for update, share in zip(updates, shares, strict=True):
-        assert update.state is not None
         if share == 0:
             continue
-        result = to_float64(update.state) * share if result is None else result.add_(to_float64(update.state), alpha=share)
+        state = to_float64(update.snapshot.vector)
+        result = state * share if result is None else result.add_(state, alpha=share)
     assert result is not None
     return result

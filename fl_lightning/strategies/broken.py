@@ -24,7 +24,7 @@ def warn_of_broken(rule: str, updates: Sequence[ClientUpdate]) -> None:
         updates: the updates of a round, with their states.
     """
     for update in updates:
-        if update.state is not None and not is_finite(update.state):
+        if not is_finite(update.snapshot.vector):
             rank_zero_warn(
                 f"{rule} ignores the weights of client {update.client} in round {update.round_idx} that are not finite: it has "
                 "probably diverged. Lower its learning rate, clip with 'federation.local.gradient_clip_val', or check its data."

@@ -54,8 +54,7 @@ class FedAsync(RunningStrategy):
         mixes: Literal["models", "changes"] = "models",
     ) -> None:
         require(0 < alpha <= 1, "federation.strategy.alpha", "above 0 and at most 1", alpha)
-        check_discount(staleness, a, b)
-        require(mixes in ("models", "changes"), "federation.strategy.mixes", "models or changes", mixes)
+        check_discount(a, b)
         self.alpha, self.staleness, self.a, self.b, self.mixes = alpha, staleness, a, b, mixes
         self.takes_stale_models = mixes == "models"
 
@@ -69,9 +68,8 @@ class FedAsync(RunningStrategy):
 
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add the update, and return alpha_t."""
-        assert update.state is not None
         share = self.alpha * discount(update.staleness or 0, self.staleness, self.a, self.b)
-        sums.add("state", update.state, share)
+        sums.add("state", update.snapshot.vector, share)
         sums.add("share", share)
         return share
 

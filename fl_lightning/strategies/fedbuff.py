@@ -57,7 +57,7 @@ class FedBuff(FedAvg):
     ) -> None:
         require(lr > 0, "federation.strategy.lr", "above 0", lr)
         require(0 <= momentum < 1, "federation.strategy.momentum", "at least 0 and below 1", momentum)
-        check_discount(staleness, a, b)
+        check_discount(a, b)
         super().__init__(weighting)
         self.lr, self.momentum = lr, momentum
         self.staleness, self.a, self.b = staleness, a, b
@@ -72,10 +72,9 @@ class FedBuff(FedAvg):
 
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update, and return its share times its discount."""
-        assert update.state is not None
         weight = self.weight(update)
         discounted = weight * discount(update.staleness or 0, self.staleness, self.a, self.b)
-        sums.add("state", update.state, discounted)
+        sums.add("state", update.snapshot.vector, discounted)
         sums.add("discounted", 1.0, discounted)
         sums.add("weight", 1.0, weight)
         return discounted

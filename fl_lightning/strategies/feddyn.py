@@ -66,8 +66,7 @@ class FedDyn(RunningStrategy):
 
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update; every client of the cohort weighs 1."""
-        assert update.state is not None
-        sums.add("state", update.state)
+        sums.add("state", update.snapshot.vector)
         sums.add("clients", 1.0)
         return 1.0
 

@@ -49,9 +49,8 @@ class FedExP(FedAvg):
 
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update, and the square of its change."""
-        assert update.state is not None
         weight = super().accumulate(update, sums)
-        sums.add("squares", squared_distance(update.state[: len(self._start)], self._start), weight)
+        sums.add("squares", squared_distance(update.snapshot.vector[: len(self._start)], self._start), weight)
         return weight
 
     def aggregate(self, sums: Sums) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError, require
-from fl_lightning.functional.metric_mode import known_direction
+from fl_lightning.functional.metric_mode import require_loss
 from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import WeightedAverage
 from fl_lightning.strategies.broken import is_finite
@@ -45,8 +45,7 @@ class FedLoss(WeightedAverage):
 
     def __init__(self, loss: str | Metric = "val_loss", examples: float = 0.0) -> None:
         require(0 <= examples <= 10, "federation.strategy.examples", "from 0 to 10", examples)
-        wanted = "a loss, for which lower is better"
-        require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
+        require_loss(loss)
         self.loss = self.local_metric = loss
         self.examples = examples
         self.reads = ("examples",) if examples else ()
@@ -68,8 +67,7 @@ class FedLoss(WeightedAverage):
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update; see :meth:`WeightedAverage.accumulate`. Warn about and reject a non-finite update or loss."""
         assert update.local_score is not None
-        assert update.state is not None
-        why = "" if is_finite(update.state) else "its weights are not finite"
+        why = "" if is_finite(update.snapshot.vector) else "its weights are not finite"
         why = why if math.isfinite(update.local_score) else f"its validation loss is {update.local_score}"
         if why:
             who = f"the update of client {update.client} in round {update.round_idx}"

@@ -36,7 +36,7 @@ class FedMedian(JointStrategy):
         Raises:
             ClientError: if so many models are not finite that the median is not finite either.
         """
-        median = coordinatewise([update.state for update in updates if update.state is not None], _median)
+        median = coordinatewise([update.snapshot.vector for update in updates], _median)
         if not bool(torch.isfinite(median).all()):
             raise ClientError(
                 f"The median of {len(updates)} models is not finite: at least half of them have diverged. Lower the clients' "

@@ -44,7 +44,6 @@ class FedNova(RunningStrategy):
             ConfigurationError: if FedNova has no rule for the client's optimizer.
             ClientError: if the coefficients cancel out.
         """
-        assert update.state is not None
         if update.normalizer is None:
             raise ConfigurationError(
                 f"FedNova does not support the clients' optimizer, {update.optimizer}. It supports torch.optim.SGD, plain or "
@@ -58,9 +57,9 @@ class FedNova(RunningStrategy):
                 "the learning rate."
             )
         examples, p = float(update.num_examples), self._start.num_parameters
-        sums.add("parameters", update.state[:p], examples / update.normalizer)
+        sums.add("parameters", update.snapshot.vector[:p], examples / update.normalizer)
         sums.add("inverse", examples / update.normalizer)
-        sums.add("buffers", update.state[p:], examples)
+        sums.add("buffers", update.snapshot.vector[p:], examples)
         sums.add("coefficients", examples * update.normalizer)
         sums.add("examples", examples)
         return examples

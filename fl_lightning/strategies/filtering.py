@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,10 +35,9 @@ class FilteringStrategy(JointStrategy, ABC):
     def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:
         """Return the weighted average; see :meth:`JointStrategy.combine`."""
         size = self._center.numel()
-        states = [update.state[:size] for update in updates if update.state is not None]
+        states = [update.snapshot.vector[:size] for update in updates]
         examples = torch.tensor([update.num_examples for update in updates], dtype=torch.float64)
-        found: Any = self.weights(inner_products(states, self._center), examples)
-        found = torch.as_tensor(found, dtype=torch.float64) if isinstance(found, list | tuple) else found
+        found = self.weights(inner_products(states, self._center), examples)
         require_vector(found, len(updates), f"{type(self).__name__}.weights returned", "Return one weight for each update.")
         weights: list[float] = found.tolist()
         return average(updates, weights), weights

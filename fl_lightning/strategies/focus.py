@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError, require
-from fl_lightning.functional.metric_mode import known_direction
+from fl_lightning.functional.metric_mode import require_loss
 from fl_lightning.strategies.base import JointStrategy, ModelScorer, average
 from fl_lightning.types import ClientUpdate
 
@@ -47,11 +47,7 @@ class Focus(JointStrategy):
         credibility: Literal["complement", "softmax"] = "complement",
     ) -> None:
         require(temperature > 0, "federation.strategy.temperature", "above 0", temperature)
-        wanted = "a loss, for which lower is better"
-        require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
-        require(
-            credibility in ("complement", "softmax"), "federation.strategy.credibility", "complement or softmax", credibility
-        )
+        require_loss(loss)
         self.loss = self.metric = self.global_metric = loss
         self.temperature, self.credibility = temperature, credibility
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.capabilities import ResumeRule
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.sums import Sums
@@ -42,7 +42,6 @@ class FederatedKMeans(RunningStrategy):
     on_resume = ResumeRule(stays="seed")
 
     def __init__(self, empty: Literal["keep", "split"] = "keep", seed: int = 0) -> None:
-        require(empty in ("keep", "split"), "federation.strategy.empty", "keep or split", empty)
         self.empty, self.seed = empty, seed
         self._start: RoundStart | None = None
 
@@ -67,8 +66,7 @@ class FederatedKMeans(RunningStrategy):
             ConfigurationError: if the counts are not whole numbers >= 0.
         """
         assert self._start is not None
-        assert update.state is not None
-        centroids, counts = _parts(update.state, self._start.num_parameters)
+        centroids, counts = _parts(update.snapshot.vector, self._start.num_parameters)
         if bool(((counts < 0) | (counts != counts.round())).any()):
             raise _foreign(f"client {update.client} sent averaged buffers that are not counts")
         sums.add("sums", centroids * counts[:, None])

@@ -52,10 +52,9 @@ class LastClient(RunningStrategy):
 
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add the last client's update; see :meth:`RunningStrategy.accumulate`."""
-        assert update.state is not None
         if update.client != self._last:
             return 0.0
-        sums.add("state", update.state)
+        sums.add("state", update.snapshot.vector)
         return 1.0
 
     def aggregate(self, sums: Sums) -> Tensor:

@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError, require
 from fl_lightning.functional.exact_sum import to_float64
-from fl_lightning.functional.metric_mode import known_direction
+from fl_lightning.functional.metric_mode import require_loss
 from fl_lightning.functional.spread import squared_distance
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.strategies.base import ModelGrid, RunningStrategy
@@ -46,8 +46,7 @@ class QFedAvg(RunningStrategy):
     def __init__(self, q: float = 1.0, lr: float = 0.1, loss: str | Metric = "val_loss") -> None:
         require(q >= 0, "federation.strategy.q", "0 or above", q)
         require(lr > 0, "federation.strategy.lr", "above 0", lr)
-        wanted = "a loss, for which lower is better"
-        require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
+        require_loss(loss)
         self.q, self.lr = q, lr
         self.loss = self.global_metric = loss
 
@@ -79,7 +78,6 @@ class QFedAvg(RunningStrategy):
         Raises:
             ClientError: if the loss is negative or not finite, or if its power is too small or too large for an exact sum.
         """
-        assert update.state is not None
         assert update.global_score is not None
         loss = update.global_score + _TINY
         if not (math.isfinite(loss) and loss > 0):
@@ -95,8 +93,8 @@ class QFedAvg(RunningStrategy):
                 f"the power of q = {self.q} is about 1e{exponent:.0f}, which cannot be summed exactly. Lower "
                 "'federation.strategy.q', or scale the loss that the module logs towards 1."
             )
-        squares = squared_distance(update.state[: len(self._start)], self._start)
-        sums.add("state", update.state, weight)
+        squares = squared_distance(update.snapshot.vector[: len(self._start)], self._start)
+        sums.add("state", update.snapshot.vector, weight)
         sums.add("weight", 1.0, weight)
         sums.add("scale", 1.0, weight * (1 + self.q * squares / (self.lr * loss)))  # lr * h_k
         return weight

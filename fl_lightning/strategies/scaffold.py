@@ -77,8 +77,7 @@ class Scaffold(RunningStrategy):
 
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update; see :meth:`RunningStrategy.accumulate`. Every client of the cohort weighs 1."""
-        assert update.state is not None
-        sums.add("state", update.state)
+        sums.add("state", update.snapshot.vector)
         sums.add("control", update.extras["control"])
         sums.add("clients", 1.0)
         return 1.0

@@ -50,7 +50,7 @@ class TrimmedMean(JointStrategy):
                 f"A trimmed mean that removes {trim} models on each side leaves none of a round's {len(updates)}. Lower "
                 "'federation.strategy.attackers', or raise 'federation.clients_per_round'."
             )
-        states = [update.state for update in updates if update.state is not None]
+        states = [update.snapshot.vector for update in updates]
         mean = coordinatewise(states, lambda ordered: to_float64(ordered[trim : trim + left]).mean(dim=0))
         if not bool(torch.isfinite(mean).all()):
             raise ClientError(

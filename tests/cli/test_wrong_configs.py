@@ -130,6 +130,8 @@ TYPED = """
 --federation.local.devices=2 => a setting of the federation's Trainer, not of a client's: set
 --federation.local.max_epochs=1.5 => 'federation.local.max_epochs' must be a whole number, but is 1.5.
 --federation.local={"max_epochs":"x"} => error: 'federation.local.max_epochs' must be a whole number, but is 'x'.
+--federation.secure_aggregation=true => It takes settings, or null for none: {threshold: ...}.
+--federation.attackers.backdoor=3 => It takes settings, or null for none: {target: ..., share: ..., size: ..., value: ...}.
 --federation.client_evaluation=null => 'federation.client_evaluation' must contain settings, but is null. Leave it
 --federation.transforms=TopK => error: 'federation.transforms' must be a list, but is 'TopK'.
 --federation.server_optimizer torch.optim.Adm => Did you mean torch.optim.Adam?

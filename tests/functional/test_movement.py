@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
 import fl_lightning as fl
-from fl_lightning.functional.spread import drift
 from fl_lightning.reporting.rounds import quantiles
 
 
@@ -103,16 +102,6 @@ def test_totals_by_hand():
     rounds = watched(3).rounds
     assert [logged["megabytes_total"] for logged in rounds] == pytest.approx([(k + 1) * 67 * 4 * 6 / 1e6 for k in range(3)])
     assert [logged["seconds_total"] for logged in rounds] == pytest.approx(np.cumsum([x["seconds"] for x in rounds]), rel=1e-4)
-
-
-@given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 2**32 - 1))
-def test_the_drift_of_any_vectors(clients, size, seed):
-    draw = np.random.default_rng(seed)
-    changes, shares = draw.normal(size=(clients, size)), draw.dirichlet(np.ones(clients))
-    average = shares @ changes
-    expected = math.sqrt(shares @ np.square(changes - average).sum(axis=1))
-    found = drift(np.linalg.norm(changes, axis=1).tolist(), shares.tolist(), float(np.linalg.norm(average)))
-    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))

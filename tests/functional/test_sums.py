@@ -106,8 +106,6 @@ def test_what_is_not_finite_is_refused_before_it_becomes_an_integer(bad):
         with pytest.raises(ClientError, match="not finite"):
             sums.add("x", vector)
     assert sums.value("x").tolist() == [1.0, 2.0, 3.0]
-    with pytest.raises(ClientError, match="cannot be summed exactly"):
-        sums.add("n", bad)
 
 
 @pytest.mark.parametrize("strategy", [AdaFed("val_loss", power=200.0), FedLoss(examples=10.0)])

@@ -1,18 +1,15 @@
 """Asynchronous rounds beside an event loop by hand; clients that are absent, slow or lost; and the simulated clock."""
 
-import csv
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from against_hand import Updates, assert_follows
-from asynchronous_runs import FABRIC, FIVE, Missed, fitted
 from by_hand import World, build, flat
 from engine_runs import scheduled, variant
-from federations import SIZES, Plain, federate, same_bits
+from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, weights
 from torch.optim.lr_scheduler import ExponentialLR
 
 import fl_lightning as fl
@@ -20,6 +17,27 @@ import fl_lightning as fl
 DURATIONS = {0: [3, 2, 4, 1, 6, 2], 1: [7, 9, 8, 7, 9, 8], 2: [4, 3, 5, 6, 2, 4]}
 """Ticks of each client's training, by the round in which it begins."""
 RATES: list[float] = []
+FIVE = (7, 22, 12, 9, 12)
+FABRIC = fl.LocalTraining(engine="fabric", max_epochs=2)
+
+
+def fitted(rounds=3, module=None, callbacks=(), **settings):
+    """Fit five clients, which may train at speeds of their own."""
+    torch.manual_seed(5)
+    module = module() if module else Plain(batchnorm=True, momentum=0.9)
+    settings.setdefault("local", FABRIC)
+    run = federate(module, rounds, *callbacks, data=Blobs(n=sum(FIVE)), partitioner=Consecutive(FIVE), **settings)
+    return weights(module), run
+
+
+class Missed(fl.FederationCallback):
+    """Keeps the round and the client of what did not arrive."""
+
+    def __init__(self):
+        self.clients = []
+
+    def on_client_failed(self, trainer, pl_module, failure):
+        self.clients.append((failure.round_idx, failure.client))
 
 
 @dataclass(frozen=True)
@@ -327,20 +345,3 @@ def test_synchronous_rounds_wait_for_the_last_client():
     ticks = [max(clock.duration(u.client, t, FIVE, 0) for u in each) for t, each in enumerate(updates.rounds)]
     assert float(run.callback_metrics["federation/ticks"]) == sum(ticks)
     assert "federation/staleness" not in run.callback_metrics
-
-
-def test_tables_show_the_staleness_of_each_update(tmp_path):
-    updates = Updates()
-    fitted(
-        5,
-        callbacks=[updates, fl.FederationReport()],
-        strategy=fl.FedBuff(),
-        asynchronous=fl.Asynchronous(5, 2),
-        availability=fl.Availability(clock=fl.Clock("lognormal")),
-        flags={"default_root_dir": str(tmp_path)},
-    )
-    with Path(tmp_path / "client_rounds.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    found = [(int(row["round"]), int(row["client"]), int(float(row["staleness"]))) for row in rows]
-    assert found == [(t, u.client, u.staleness) for t, each in enumerate(updates.rounds) for u in each]
-    assert max(staleness for *_, staleness in found) > 0

@@ -113,12 +113,12 @@ def test_labels_that_attackers_train_on(attack, change):
     assert_follows(torch.float64, step, attackers=fl.Attackers(clients=[1], labels=attack))
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=50), st.integers(1, 5), st.integers(0, 99))
-def test_label_attacks_keep_to_the_classes(labels, shift, seed):
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=50), st.integers(1, 5), st.floats(0, 1), st.integers(0, 99))
+def test_label_attacks_keep_to_the_classes(labels, shift, share, seed):
     true, draw = torch.tensor(labels), torch.Generator().manual_seed(seed)
-    for attack in (fl.RandomLabels(), fl.PermutedLabels(shift)):
+    for attack, wrong in ((fl.RandomLabels(share), round(share * len(labels))), (fl.PermutedLabels(shift), len(labels))):
         lies = attack.change(true, 6, draw)
-        assert not bool((lies == true).any())
+        assert int((lies != true).sum()) == wrong
         assert 0 <= int(lies.min()) <= int(lies.max()) < 6
     permuted = fl.PermutedLabels(shift).change(torch.arange(6), 6, draw)
     assert sorted(permuted.tolist()) == list(range(6))

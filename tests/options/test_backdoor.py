@@ -4,7 +4,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from federations import Consecutive, Plain, federate
+from federations import Consecutive, Plain, federate, ready
 from listed import Listed
 from poisoning import mislabel
 from sklearn.datasets import load_digits
@@ -61,8 +61,7 @@ def test_the_trigger_is_a_square_in_the_corner(dtype, white):
 @pytest.mark.parametrize("tensors", [True, False])
 def test_what_attackers_train_on(tensors, labels):
     """A share of the attacker's examples is stamped and of the target class, those it validates on, too; nobody else's."""
-    data = FederatedDataModule(Digits(tensors=tensors), Consecutive(FIVE), client_validation=0.2, client_test=0.2)
-    data.setup("fit")
+    data = ready(FederatedDataModule(Digits(tensors=tensors), Consecutive(FIVE), client_validation=0.2, client_test=0.2))
     true = {part: [read(data, k, part) for k in range(5)] for part in ("training", "validation", "test")}
     lie = Backdoor(target=3, share=0.5, size=2)
     wrong = {} if labels is None else {1: labels}

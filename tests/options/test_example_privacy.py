@@ -9,7 +9,7 @@ import torch
 from accountants import poisson
 from against_hand import Updates, assert_follows
 from by_hand import B, averaged
-from federations import SIZES, Blobs, Plain, federate, same_bits, trainer, weights
+from federations import SIZES, Blobs, Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from listed import AtHand, Listed
@@ -17,11 +17,9 @@ from private_runs import NO_NOISE, logged
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from fl_lightning import ConfigurationError, ExamplePrivacy, FedAvg, LocalTraining
-from fl_lightning.core import ClientContext
+from fl_lightning import ExamplePrivacy, LocalTraining
 from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.functional.keyed_noise import SecretKey
-from fl_lightning.options.example_privacy.clients import PrivateSteps
 
 
 def coins(seed):
@@ -154,12 +152,3 @@ def test_the_module_is_left_as_it_was(recwarn):
         assert not part._forward_hooks
         assert not part._backward_hooks
     assert all("grad_sample" not in vars(parameter) for parameter in module.parameters())
-
-
-def test_two_optimizers_are_refused():
-    settings = {"num_clients": 1, "seed": 0, "device": torch.device("cpu"), "strategy": FedAvg()}
-    context = ClientContext(kept=lambda _: {}, secret=SecretKey.draw(), **settings)
-    outer = trainer(1)
-    outer.strategy.optimizers = [torch.optim.SGD(Plain().parameters(), 0.1)] * 2
-    with pytest.raises(ConfigurationError, match="needs exactly one optimizer, but Plain configures 2"):
-        PrivateSteps(1.0, lambda: 1.0, context).on_train_start(outer, Plain())

@@ -189,19 +189,26 @@ def test_wrong_shares_of_one_client_are_left_out(clients, lost, liar):
     assert same(opened, plain(values, [k for k in range(clients) if k not in lost]))
 
 
-@pytest.mark.parametrize("sealed", [{}, {"0": "00"}, {"9" * 4000: "00"}, {"0": 5, "2": [1]}])
-def test_a_client_that_shares_with_some_only_is_left_out(sealed):
-    """Otherwise those who hold nothing of it would refuse every list with its name."""
+UNREADABLE = {"keys": 3, "sealed": 4}
+SHARES_WITH_SOME = [{"sealed": sealed} for sealed in ({}, {"0": "00"}, {"9" * 4000: "00"}, {"0": 5, "2": [1]})]
+ODD_SHARES = [{"seeds": {"1": 5}, "secrets": {}}, {"seeds": "ab", "secrets": None}, {"seeds": {"9": "00"}}]
+
+
+@pytest.mark.parametrize(
+    ("step", "said", "delivered"),
+    [
+        *(("shares", said, [0, 2, 3, 4]) for said in (*SHARES_WITH_SOME, UNREADABLE)),
+        ("keys", UNREADABLE, [0, 2, 3, 4]),
+        ("list", UNREADABLE, range(5)),
+        *(("open", said, range(5)) for said in (*ODD_SHARES, UNREADABLE)),
+    ],
+)
+def test_an_odd_answer_of_one_client_is_none(step, said, delivered):
+    """Who shares with some only is left out; otherwise those who hold nothing of it would refuse every list with its name."""
     values = random_values()
-    cohort = Cohort(described(), told("answer shares", lambda what: {"sealed": sealed}, (1,)))
-    assert same(cohort.run(values), plain(values, [0, 2, 3, 4]))
+    cohort = Cohort(described(), told(f"answer {step}", lambda what: said, (1,)))
+    assert same(cohort.run(values), plain(values, delivered))
     assert not cohort.refused
-
-
-@pytest.mark.parametrize("said", [{"seeds": {"1": 5}, "secrets": {}}, {"seeds": "ab", "secrets": None}, {"seeds": {"9": "00"}}])
-def test_odd_shares_are_none(said):
-    values = random_values()
-    assert same(Cohort(described(), told("answer open", lambda what: said, (1,))).run(values), plain(values, range(5)))
 
 
 def test_wrong_shares_of_too_many_give_no_sum():
@@ -211,11 +218,3 @@ def test_wrong_shares_of_too_many_give_no_sum():
     message = r"Round 2: 5 clients have sent shares of a secret of client 0, which takes 4 that fit"
     with pytest.raises(ClientError, match=message):
         Cohort(described(), tamper).run(random_values())
-
-
-@pytest.mark.parametrize("step", ["answer keys", "answer shares", "answer list", "answer open"])
-def test_an_answer_that_cannot_be_read_is_none(step):
-    values = random_values()
-    cohort = Cohort(described(), told(step, lambda what: {"keys": 3, "sealed": 4}, (1,)))
-    delivered = [0, 2, 3, 4] if step in ("answer keys", "answer shares") else range(5)
-    assert same(cohort.run(values), plain(values, delivered))

@@ -11,7 +11,7 @@ import torch
 from against_hand import assert_close, average_shared, complete, fit
 from by_hand import LR, World
 from engine_runs import Collect
-from federations import SIZES, Blobs, Consecutive, Plain, client_scores, trainer, weights
+from federations import SIZES, Blobs, Consecutive, Plain, client_scores, ready, trainer, weights
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
@@ -64,8 +64,7 @@ def test_a_client_that_has_not_trained_has_the_part_of_the_start_or_the_mean_of_
     averaged = {name for part in personal if part.start == "mean" for name in part.select(first)}
     chosen = {"personal": personal, "clients_per_round": 2, "client_evaluation": fl.ClientEvaluation(1, "val_loss")}
     module, federation, _ = fit(1, data=data, **chosen)
-    memory, probe = federation._run.memory, fl.FederatedDataModule(Blobs(), Consecutive(), **data)
-    probe.setup("fit")
+    memory, probe = federation._run.memory, ready(fl.FederatedDataModule(Blobs(), Consecutive(), **data))
     parts = {k: memory.held(k) for k in range(3) if memory.held(k)}
     sizes = {k: len(probe.splits.training[k]) for k in parts}
     (new,) = {0, 1, 2} - parts.keys()

@@ -16,7 +16,7 @@ from accountants import attained, gaussian_epsilon, poisson, renyi
 from against_hand import Updates
 from by_hand import B, flat
 from engine_runs import variant
-from federations import SIZES, Blobs, Consecutive, Plain, federate, trainer
+from federations import SIZES, Blobs, Consecutive, Plain, federate, ready, trainer
 from launching import launch
 from private_runs import LEDGER, LEFT, NO_NOISE, Fails, Unlucky, fit, last, lines, private
 from run_private import MODES, MOMENTS
@@ -229,8 +229,7 @@ def test_the_largest_cohort_and_the_highest_rate_count_whenever_they_were(first,
         ledger.append(line | {"run": "run", "noise": {"clients": 4.0, "examples": 3.0}})
     for entry in ledger.read():
         spending.of(entry["noise"]).add(entry)
-    data = fl.FederatedDataModule(Blobs(), Consecutive([4] * 10))
-    data.setup("fit")
+    data = ready(fl.FederatedDataModule(Blobs(), Consecutive([4] * 10)))
     assert fl.ClientPrivacy(1.0, 4.0).spent(spending, data) >= attained(4.0, 5, 10, 2, 1e-5)[0]
     both = fl.ExamplePrivacy(1.0, 3.0).spent(spending, data)
     assert both == pytest.approx(gaussian_epsilon(3 / math.sqrt(8), 1e-5), rel=0.01)  # eight steps at the rate 1

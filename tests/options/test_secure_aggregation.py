@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 from against_hand import Updates
-from command_line import small
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from poisoning import OneBroken
 
 from fl_lightning import (
     AdaFed,
@@ -30,12 +30,6 @@ from fl_lightning import (
 
 SEVEN = (7, 5, 5, 5, 5, 5, 8)
 """The examples of seven clients, of which two may be lost."""
-
-
-class OneBroken(Blobs):
-    def __init__(self):
-        super().__init__()
-        self.train[0][: SIZES[0]] = torch.nan
 
 
 class NoWeight(FedAvg):
@@ -124,13 +118,3 @@ def test_no_figure_of_one_client_is_known_and_the_loss_of_all_is():
         assert update.train_loss is update.update_norm is update.local_score is None
         assert (update.metrics, update.seconds, update.optimizer) == ({}, 0.0, "")
         assert math.isnan(update.weight)
-
-
-@pytest.mark.parametrize(
-    ("option", "names"),
-    [("secure_aggregation=true", "threshold"), ("attackers.backdoor=3", "target: ..., share: ..., size: ..., value")],
-)
-def test_an_option_of_the_command_line_takes_settings_or_null(fl, option, names):
-    status, text = small(fl, f"--federation.{option}")
-    assert status in (1, 2), text
-    assert f"It takes settings, or null for none: {{{names}: ...}}." in text

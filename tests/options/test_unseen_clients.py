@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import CLASSES, Blobs, Cohorts, Consecutive, Plain, blobs, same_bits, trainer, weights
+from federations import CLASSES, Blobs, Cohorts, Consecutive, Plain, blobs, ready, same_bits, trainer, weights
 from torch.utils.data import Subset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
@@ -65,8 +65,8 @@ def test_with_test_parts_they_are_tested_like_the_others_and_beside_them():
         Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25, held_out_clients=["1", "4"]
     )
     module, fitted = fit(data)
-    whole = fl.FederatedDataModule(Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25)
-    whole.setup("fit")  # the same division without held-out clients
+    # the same division without held-out clients
+    whole = ready(fl.FederatedDataModule(Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25))
     x, y = whole.datamodule.train
 
     def spread(clients: list[int], whose: str) -> dict[str, float]:
@@ -92,21 +92,10 @@ def test_own_test_sets_of_held_out_clients_are_used_and_the_server_does_not_get_
     assert float(fitted.callback_metrics["val_acc"]) == pytest.approx(server)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [None, pytest.param(fl.FedLoss("val_loss"), marks=pytest.mark.slow), fl.Scaffold()],
-    ids=lambda s: type(s).__name__,
-)
-def test_the_model_is_that_of_a_run_without_the_client(strategy):
-    """Each client's own parts are drawn with its number, which the others keep if the last ones are held out."""
-    few, parts = {name: data for name, data in sites().items() if name in "abc"}, {"client_validation": 0.25}
-    one, _ = fit(data_of(sites(), held_out_clients=["d", "e"], **parts), strategy=strategy, clients_per_round=0.67)
-    off = fl.ClientEvaluation()
-    other, _ = fit(data_of(few, **parts), strategy=strategy, clients_per_round=0.67, client_evaluation=off)
-    assert same_bits(weights(one), weights(other))
-
-
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "parts": ({"client_validation": 0.25}, {}),
+    "parts and scaffold": ({"client_validation": 0.25}, {"strategy": fl.Scaffold()}),
+    "parts and fedloss": ({"client_validation": 0.25}, {"strategy": fl.FedLoss("val_loss")}),
     "none": ({}, {}),
     "rebalancing": ({"rebalancing": fl.LabelAveraging()}, {}),
     "attackers": ({}, {"attackers": fl.Attackers(wrong_labels={1: 0.5}, clients=0.4, labels=fl.RandomLabels())}),
@@ -124,21 +113,23 @@ class Read(Subset[Any]):
         super().__init__(of, range(len(of)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
-def test_without_parts_the_model_is_that_of_a_run_without_any_client(name):
+@pytest.mark.parametrize(
+    "name", ["parts", "parts and scaffold", *(pytest.param(n, marks=pytest.mark.slow) for n in [*SETTINGS][2:])]
+)
+def test_the_model_is_that_of_a_run_without_these_clients(name):
+    """Each client's own parts are drawn with its number, which the others keep if the last ones are held out."""
     of_data, federation = SETTINGS[name]
     clients = {site: Read(own) if name == "rebalancing" else own for site, own in sites().items()}
-    few = {site: own for site, own in clients.items() if site not in "bd"}
-    one, _ = fit(data_of(clients, held_out_clients=["b", "d"], **of_data), clients_per_round=0.67, **federation)
+    held_out = "de" if name.startswith("parts") else "bd"
+    few = {site: own for site, own in clients.items() if site not in held_out}
+    one, _ = fit(data_of(clients, held_out_clients=[*held_out], **of_data), clients_per_round=0.67, **federation)
     other, _ = fit(data_of(few, **of_data), clients_per_round=0.67, client_evaluation=fl.ClientEvaluation(), **federation)
     assert same_bits(weights(one), weights(other))
 
 
 def test_a_class_that_only_a_held_out_client_has_is_no_class():
     more = sites(b=(blobs(20, 9)[0], torch.arange(20) % 5))
-    data = data_of(more, held_out_clients=["b"], rebalancing=fl.LabelAveraging())
-    data.setup("fit")
+    data = ready(data_of(more, held_out_clients=["b"], rebalancing=fl.LabelAveraging()))
     assert data.client_datasets.num_classes() == CLASSES
     rows = torch.stack([torch.bincount(more[name].tensors[1], minlength=CLASSES) for name in "acde"])
     assert torch.equal(data.label_counts(), rows)
@@ -159,8 +150,7 @@ def test_the_examples_of_a_held_out_client_have_no_influence():
 
 
 def test_the_centralized_baseline_does_not_read_them():
-    data = data_of(sites(), held_out_clients=["b", "d"])
-    data.setup("fit")
+    data = ready(data_of(sites(), held_out_clients=["b", "d"]))
     read = torch.cat([batch[0] for batch in data.train_dataloader()])
     expected = torch.cat([sites()[name].tensors[0] for name in "ace"])
     assert torch.equal(read.sort(0).values, expected.sort(0).values)
@@ -191,31 +181,17 @@ def test_a_share_and_a_number_are_drawn_with_the_seed_and_leave_the_data_divided
     assert len(chosen(0.01, names, 0)) == 1
     assert chosen(3, names, 0) == chosen(3, names, 0)
     assert len({tuple(chosen(3, names, seed)) for seed in range(20)}) > 5
-    counts = torch.zeros(10)
-    for seed in range(2000):
-        counts[chosen(3, names, seed)] += 1
-    assert (counts / 2000 - 0.3).abs().max() < 0.05  # five standard deviations
 
 
-def test_parts_of_their_own_are_those_of_a_client_that_has_not_trained():
+@pytest.mark.parametrize("settings", [{"personal": [fl.PersonalPart(names="net.2.*")]}, {"route": fl.LocalOnly("val_acc")}])
+def test_where_clients_keep_parts_or_models_they_get_the_servers_model(settings):
+    """A part of their own is that of a client that has not trained."""
     data = data_of(sites(), held_out_clients=["b"], client_test=0.25)
     torch.manual_seed(4)
-    first = Plain()
-    with pytest.warns(UserWarning, match="Held-out clients never train, so they have no parts or models of their own"):
-        module, fitted = fit(data, personal=[fl.PersonalPart(names="net.2.*")])
-    own = weights(module) | {name: value for name, value in weights(first).items() if name.startswith("net.2.")}
-    module.load_state_dict(own, strict=False)
-    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
-
-
-def test_on_a_route_where_clients_keep_their_models_they_get_the_servers():
-    data = data_of(sites(), held_out_clients=["b"], client_test=0.25)
-    with pytest.warns(UserWarning, match="evaluated with the server's model"):
-        module, fitted = fit(data, route=fl.LocalOnly("val_acc"))
-    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
-
-
-def held_out_rows(data: fl.FederatedDataModule) -> TensorDataset:
-    """The test examples of the one held-out client."""
+    first = {name: value for name, value in weights(Plain()).items() if name.startswith("net.2.")}
+    with pytest.warns(UserWarning, match=r"no parts or models of their own: they are evaluated with the server's model"):
+        module, fitted = fit(data, **settings)
+    module.load_state_dict(first if "personal" in settings else {}, strict=False)
     rows = [data.client_datasets.source.dataset[int(k)] for k in data.splits.unseen[0]]
-    return TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))
+    examples = TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))
+    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, examples))

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from algorithms import Following
 from engine_runs import variant
-from federations import SIZES, Blobs, Consecutive, NoValidation, Plain, blobs, network, trainer
+from federations import Blobs, Consecutive, NoValidation, Plain, blobs, network, trainer
 from lazy_stores import Opened
 from lightning.pytorch.callbacks import EarlyStopping
 from own_option import CountBatches, DropNumbers, PlansRounds, Sums
-from poisoning import mislabel
+from poisoning import OneBroken, mislabel
 from refusing import Refusal, fits, fitting, later, made, told
 from torch.utils.data import TensorDataset
 
@@ -72,14 +72,6 @@ ASYNCHRONOUS = [
 
 def masked(strategy: Any = None, threshold: float = 0.67, **settings: Any) -> Callable[[], Any]:
     return fitting(strategy=strategy or fl.FedAvg(), secure_aggregation=fl.SecureAggregation(threshold), **settings)
-
-
-class OneBroken(Blobs):
-    """Client 0's inputs are not numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.train[0][: SIZES[0]] = torch.nan
 
 
 class Counting(Plain):

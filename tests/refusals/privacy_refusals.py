@@ -103,7 +103,6 @@ PRIVACY = [
     *(
         Refusal(lambda given=given: fl.ClientPrivacy(**{"max_norm": 0.5, "noise_multiplier": 2.0, **given}), words)
         for given, words in (
-            ({"max_norm": float("inf")}, "'federation.transforms.max_norm' must be above 0 and below"),
             ({"target_quantile": 0.5, "norm_rate": 0.0}, "'federation.transforms.norm_rate' must be above 0"),
             ({"target_quantile": 0.5, "noise": "local"}, "target_quantile' must be null with noise at the clients"),
             ({"target_quantile": 0.5, "count_noise": 1.0}, "'count_noise' is 1, but must be above 1, half of"),
@@ -139,6 +138,7 @@ PRIVACY = [
         for module, words in (
             (lambda: Plain(batchnorm=True), "cannot separate an example's gradient from the others: net.1 (BatchNorm1d)"),
             (ByHand, "optimizes manually"),
+            (variant(configure_optimizers=lambda self: None), "needs an optimizer, but Variant configures none. Return one"),
             (Positions, "found gradients of ... examples in one batch ... a layer of Variant does not have the batch"),
             (given("net", lambda: nn.RNN(4, 3)), "others: net (RNN). Use GroupNorm"),
             (given("loss", lambda: fl.ProximalLoss(fl.CrossEntropy(), 1.0)), "others: loss (ProximalLoss)"),
@@ -173,7 +173,6 @@ ALL_PRIVACY: list[dict[str, Any]] = [{"transforms": [CENTRAL]}, {"transforms": [
 
 
 Inherits = made("Inherits", fl.FedAvg, weight=lambda self, update: 10.0 if update.client == 0 else 1.0)
-Declares = made("Declares", fl.FedAvg, private_with=("central", "local", "examples"))  # FedAvg under another name
 Scales = made("Scales", fl.ClipUpdate, receive=lambda self, change, *rest: 10 * change)  # Increases the average at the server
 Unclipped = made("Unclipped", fl.ClientPrivacy, apply=lambda self, message, sender: message)  # Forgets to clip
 OwnRoute = made("OwnRoute", fl.ServerRoute)  # Could hand anything to anyone
@@ -206,7 +205,6 @@ FUNCTIONAL = [
     Refusal(private(strategy=Inherits("uniform"), transforms=[CENTRAL]), "Inherits does not declare that it computes it ...,"),
     Refusal(private(strategy=Inherits(), transforms=[LOCAL]), "Inherits does not declare that it reads nothing else ..., set"),
     Refusal(private(strategy=Inherits(), local=EXAMPLES), "'federation.local.privacy' covers only ... = (\"examples\",)' in"),
-    Refusal(private(strategy=Declares(), transforms=[CENTRAL]), "Declares weighs by 'examples'"),
     Refusal(private(transforms=[Scales(1.0), CENTRAL]), "Scales changes the average at the server ('receive') before"),
     Refusal(private(transforms=[Unclipped(0.05, 1.0)]), "Unclipped is a subclass of ClientPrivacy"),
     Refusal(private(transforms=[LOCAL], route=OwnRoute()), "ClientPrivacy covers only ... 'federation.route' is OwnRoute"),

@@ -77,7 +77,6 @@ OWN = [
 """Strategies of a user's own and what is wrong with them."""
 STRATEGY = [
     # what does not go together
-    fits("LastClient needs each client to train by itself", strategy=fl.LastClient(), route=fl.Mediators(2)),
     fits("LocalOnly aggregates nothing", strategy=fl.FedAvgM(), route=fl.LocalOnly("val_acc")),
     Refusal(lambda: fl.WarmStart(route=fl.LocalOnly()), "must be a route that aggregates, but is 'LocalOnly'"),
     fits("FedSGD needs one gradient over all examples of each client ... full_batch", strategy=fl.FedSGD()),

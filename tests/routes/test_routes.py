@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from against_hand import assert_close, assert_follows, clients_of, divided, final
+from against_hand import assert_follows, clients_of, divided
 from by_hand import accuracy, averaged, build, flat
-from federations import SIZES, Blobs, Consecutive, Plain, blobs, trainer
+from federations import SIZES, Blobs, Consecutive, Plain, blobs, ready, trainer
 from hypothesis import given
 from hypothesis import strategies as st
+from listed import AtHand
 from poisoning import mislabel
 from scipy.stats import entropy
 
 import fl_lightning as fl
-from fl_lightning.functional.labels import wrong_labels
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.routes.mediators import balanced_groups
 from fl_lightning.routes.periods import mix, star_matrix
@@ -61,8 +61,7 @@ def test_fedstar_mixes_by_the_errors_on_each_clients_data(periods):
     assert run.callback_metrics["federation/bytes_down"] == 3 * model * (1 + 2 * periods)  # and from them
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("gamma", [0.3, 0.8])
+@pytest.mark.parametrize("gamma", [0.3, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_ringfed_mixes_with_the_client_before(gamma):
     def step(net, world, t):
         trained = clients_of(net, world)
@@ -78,12 +77,6 @@ def test_ringfed_mixes_with_the_client_before(gamma):
     model = ModelState(Plain(batchnorm=True).double()).nbytes(upward=True)
     assert rounds[0][1].bytes_up == 3 * model  # to the neighbour twice, to the server once
     assert rounds[0][1].bytes_down == 3 * model  # from the server once, from the neighbour twice
-
-
-def test_ringfed_of_gamma_zero_is_fedavg_with_more_epochs():
-    """Plain SGD and fixed batches: P x E epochs."""
-    one = final(route=fl.RingFed(periods=3, gamma=0.0), local=fl.LocalTraining(max_epochs=2))
-    assert_close(one, final(local=fl.LocalTraining(max_epochs=6)))
 
 
 def test_fedstar_of_perfect_models_is_uniform():
@@ -151,20 +144,14 @@ def test_local_only_goes_on_from_each_clients_own_model():
     assert run.callback_metrics["federation/bytes_up"] == 0
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.floats(0, 1), st.integers(0, 99))
-def test_a_share_of_labels_is_wrong(labels, share, seed):
-    true = torch.tensor(labels)
-    given_ = wrong_labels(true, share, 5, torch.Generator().manual_seed(seed))
-    assert int((given_ != true).sum()) == round(share * len(labels))
-    assert 0 <= int(given_.min()) <= int(given_.max()) < 5
+def examples_of(data, client, seed=5):
+    return [torch.cat(column) for column in zip(*data.client(client, seed).train_dataloader(), strict=True)]
 
 
 def test_attackers_of_simulation_3():
     """Client 2 has all labels wrong, and goes on from its own model; FedAvg takes it in."""
-    probe = fl.FederatedDataModule(Blobs(shuffle=False), Consecutive())
-    probe.setup("fit")
+    probe = ready(fl.FederatedDataModule(Blobs(shuffle=False), Consecutive()))
     mislabel(probe, {2: 1.0}, 0)
-    loaders = [probe.client(k, 0).train_dataloader() for k in range(3)]
     own = None
 
     def step(net, world, t):
@@ -172,8 +159,7 @@ def test_attackers_of_simulation_3():
         clients = []
         for k in range(3):
             start = own if k == 2 and own is not None else net
-            x, y = (torch.cat(column) for column in zip(*loaders[k], strict=True))
-            clients.append(world.train(start, k, examples=(x, y))[0])
+            clients.append(world.train(start, k, examples=examples_of(probe, k))[0])
         own = clients[2]
         return averaged(net, clients, world.sizes)
 
@@ -184,19 +170,22 @@ def test_attackers_labels_are_true_again_after_the_fit():
     data = fl.FederatedDataModule(Blobs(shuffle=False), Consecutive())
     run = trainer(1, fl.FederatedOrchestrator(attackers=fl.Attackers({0: 1.0})))
     run.fit(Plain(), data)
-    labels = torch.cat([y for _, y in data.client(0, 0).train_dataloader()])
-    assert torch.equal(labels, blobs(40, 1)[1][:7])
+    assert torch.equal(examples_of(data, 0)[1], blobs(40, 1)[1][:7])
+
+
+def averaging(source=None, *transform):
+    source = source or Blobs(shuffle=False)
+    return ready(fl.FederatedDataModule(source, Consecutive(), rebalancing=fl.LabelAveraging(*transform)))
 
 
 def test_label_averaging_repeats_up_to_the_mean_of_the_clients():
-    data = fl.FederatedDataModule(Blobs(shuffle=False), Consecutive(), rebalancing=fl.LabelAveraging())
-    data.setup("fit")
+    data = averaging()
     labels = blobs(40, 1)[1]
     parts = np.split(np.arange(40), np.cumsum(SIZES)[:-1])
     counts = np.stack([np.bincount(labels[part], minlength=3) for part in parts])
     mean = counts.mean(0)
     for k in range(3):
-        x, y = (torch.cat(column) for column in zip(*data.client(k, 5).train_dataloader(), strict=True))
+        x, y = examples_of(data, k)
         held = np.bincount(y, minlength=3)
         for c in range(3):
             assert held[c] == (max(counts[k, c], int(mean[c])) if counts[k, c] else 0)
@@ -210,21 +199,11 @@ class Shifted(torch.nn.Module):
         return x + 100
 
 
-@pytest.mark.parametrize("listed", [False, True])
-def test_augmentation_changes_the_repeated_examples_only(listed):
-    class Pairs(Blobs):
-        def train_dataloader(self):
-            pairs = [(x, int(y)) for x, y in zip(*self.train, strict=True)]
-            return torch.utils.data.DataLoader(pairs, batch_size=5)
-
-    base = Pairs() if listed else Blobs(shuffle=False)
-    data = fl.FederatedDataModule(base, Consecutive(), rebalancing=fl.LabelAveraging(Shifted()))
-    data.setup("fit")
-    plain = fl.FederatedDataModule(base, Consecutive(), rebalancing=fl.LabelAveraging())
-    plain.setup("fit")
+@pytest.mark.parametrize("kind", [Blobs, AtHand])
+def test_augmentation_changes_the_repeated_examples_only(kind):
+    data, plain = averaging(kind(shuffle=False), Shifted()), averaging(kind(shuffle=False))
     for k in range(3):
-        x, y = (torch.cat(column) for column in zip(*data.client(k, 5).train_dataloader(), strict=True))
-        x0, y0 = (torch.cat(column) for column in zip(*plain.client(k, 5).train_dataloader(), strict=True))
+        (x, y), (x0, y0) = examples_of(data, k), examples_of(plain, k)
         assert torch.equal(y, y0)
         assert torch.equal(x[: SIZES[k]], x0[: SIZES[k]])
         torch.testing.assert_close(x[SIZES[k] :], x0[SIZES[k] :] + 100)
@@ -232,8 +211,7 @@ def test_augmentation_changes_the_repeated_examples_only(listed):
 
 
 def test_label_averaging_draws_anew_in_each_round_and_the_same_for_a_seed():
-    data = fl.FederatedDataModule(Blobs(shuffle=False), Consecutive(), rebalancing=fl.LabelAveraging())
-    data.setup("fit")
-    one, two, again = (torch.cat([x for x, _ in data.client(0, seed).train_dataloader()]) for seed in (1, 2, 1))
+    data = averaging()
+    one, two, again = (examples_of(data, 0, seed)[0] for seed in (1, 2, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, two)

@@ -6,14 +6,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from against_hand import assert_close, assert_follows, clients_of, final
+from against_hand import assert_follows, clients_of
 from by_hand import World, averaged, build, flat, like_parameters
 from engine_runs import variant
 from federations import Blobs, Consecutive
 from scipy.optimize import minimize
 from torch.nn import functional as F
 
-from fl_lightning import AFL, ClientUpdate, FedAvg, FedDyn, FederatedDataModule, FedExP, QFedAvg
+from fl_lightning import AFL, ClientUpdate, FedDyn, FederatedDataModule, FedExP, QFedAvg
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.scheduling import draw_cohort
 from fl_lightning.functional.sums import Sums, grid_of
@@ -23,37 +23,29 @@ from fl_lightning.types import RoundStart, Snapshot
 ALPHA = 0.3
 
 
-def feddyn_step(alpha, cohorts=None):
-    """Acar et al. 2021, Algorithm 1, over the clients of each cohort, by default all; buffers are averaged."""
+@pytest.mark.parametrize("size", [3, 2])
+def test_feddyn_follows_its_listing(size):
+    """Acar et al. 2021, Algorithm 1: h moves by the cohort's changes over all three clients; buffers are averaged."""
     drift, own = 0.0, {}
+    cohorts = [draw_cohort(3, size, 0, t, range(3)) for t in range(3)]
 
     def step(net, world, t):
         nonlocal drift
         world = copy.copy(world)
-        world.mu = alpha
+        world.mu = ALPHA
         w, clients = flat(net)[0], []
-        for k in range(len(world.parts)) if cohorts is None else cohorts[t]:
+        for k in cohorts[t]:
             correction = like_parameters(net, -own[k]) if k in own else None
             client, _ = world.train(net, k, correction=correction)
-            own[k] = own.get(k, 0.0) - alpha * (flat(client)[0] - w)
+            own[k] = own.get(k, 0.0) - ALPHA * (flat(client)[0] - w)
             clients.append(client)
-        mean = averaged(net, clients, [1] * len(clients))
-        drift = drift - alpha / 3 * sum(flat(client)[0] - w for client in clients)
-        return build(net, flat(mean)[0] - drift / alpha, *flat(mean)[1:])
+        mean = averaged(net, clients, [1] * size)
+        drift = drift - ALPHA / 3 * sum(flat(client)[0] - w for client in clients)
+        return build(net, flat(mean)[0] - drift / ALPHA, *flat(mean)[1:])
 
-    return step
-
-
-def test_feddyn_keeps_each_clients_gradient():
-    _, rounds = assert_follows(torch.float64, feddyn_step(ALPHA), strategy=FedDyn(ALPHA))
+    _, rounds = assert_follows(torch.float64, step, strategy=FedDyn(ALPHA), clients_per_round=size)
     assert {update.bytes_up for update in rounds[-1]} == {99 * 8 + 8}  # a model, and nothing else
-
-
-def test_absent_clients_damp_the_drift_of_feddyn():
-    """Two of three clients a round: h moves by their changes over all three."""
-    cohorts = [draw_cohort(3, 2, 0, t, range(3)) for t in range(3)]
-    assert len(set(cohorts)) > 1
-    assert_follows(torch.float64, feddyn_step(ALPHA, cohorts), strategy=FedDyn(ALPHA), clients_per_round=2)
+    assert (len(set(cohorts)) > 1) == (size < 3)
 
 
 def fedexp_step(epsilon, weights):
@@ -92,7 +84,7 @@ def test_fedexp_extrapolates(weighting):
     assert float(run.callback_metrics["federation/server_rate"]) == pytest.approx(rates[-1], rel=1e-5)
 
 
-@pytest.mark.parametrize(("q", "scaled"), [(0.5, 1.0), (2.0, 1.0), (15.0, 0.02)])
+@pytest.mark.parametrize(("q", "scaled"), [(0.0, 1.0), (0.5, 1.0), (2.0, 1.0), (15.0, 0.02)])
 def test_qfedavg_weighs_by_powers_of_the_loss(q, scaled):
     """Also where losses of about 0.02 to the power 15 are 1e-25."""
 
@@ -109,7 +101,7 @@ def test_qfedavg_weighs_by_powers_of_the_loss(q, scaled):
         return build(net, w - numerator / scale, *buffers)
 
     kind = variant(validation_step=validation_step)
-    assert_follows(torch.float64, step, kind=kind, strategy=QFedAvg(q, 0.1), tolerance=1e-6 * q)  # losses in float32
+    assert_follows(torch.float64, step, kind=kind, strategy=QFedAvg(q, 0.1), tolerance=1e-6 * max(q, 1e-5))  # losses in float32
 
 
 @pytest.mark.parametrize(
@@ -148,12 +140,6 @@ def test_qfedavg_is_right_for_any_losses_within_the_papers_range_of_q(q, losses,
         shares[0].merge(other)
     moved = w.double() - strategy.aggregate(shares[0])
     np.testing.assert_allclose(moved.numpy(), steps, rtol=1e-8, atol=1e-9 * max(map(abs, steps)) + 1e-15)
-
-
-def test_without_fairness_they_are_the_plain_average():
-    plain = final(strategy=FedAvg("uniform"), batchnorm=False)
-    assert_close(plain, final(strategy=QFedAvg(0.0, 0.1), batchnorm=False))
-    assert_close(plain, final(strategy=AFL(0.0), batchnorm=False))
 
 
 def test_afl_moves_its_weights_to_the_highest_losses():

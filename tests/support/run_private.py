@@ -21,7 +21,6 @@ ALSO = {
         "transforms": [fl.ClientPrivacy(0.5, delta=1e-3, target_epsilon=4.0)],
         "local": fl.LocalTraining(max_epochs=2, threads=1, privacy=fl.ExamplePrivacy(1.0, delta=1e-3, target_epsilon=3.0)),
     },
-    "adaptive": lambda: {"transforms": [fl.ClientPrivacy(0.5, 2.0, delta=1e-3, target_quantile=0.5, noise_seed=7)]},
 }
 MOMENTS = ("start", "training", "aggregated", "checkpoint", "training")
 """Of five kills in round 2."""
@@ -79,9 +78,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--mode")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--whole", action="store_true", help="one run without kills")
     args = parser.parse_args()
-    if args.ranks > 1 or args.whole:
+    if args.ranks > 1:
         fit(args.folder, args.mode, "", args.ranks)
         return
     torch.set_num_threads(1)

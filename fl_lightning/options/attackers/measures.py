@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import MeanMetric
 
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.types import ClientUpdate
@@ -35,25 +35,12 @@ class TriggeredImages:
                 yield self._backdoor.stamp(inputs[others]), torch.full_like(labels[others], self._backdoor.target)
 
 
-class Agreement(Metric):
+class Agreement(MeanMetric):
     """Compute the share of correct predictions, for any number of classes."""
 
-    hits: Tensor
-    total: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("hits", torch.zeros((), dtype=torch.int64))
-        self.add_state("total", torch.zeros((), dtype=torch.int64))
-
-    def update(self, predictions: Tensor, target: Tensor) -> None:
+    def update(self, predictions: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Update with logits of shape (N, C) and classes of shape (N,)."""
-        self.hits += (predictions.argmax(dim=1) == target).sum()
-        self.total += target.numel()
-
-    def compute(self) -> Tensor:
-        """Return the share, in [0, 1]."""
-        return self.hits / self.total
+        super().update((predictions.argmax(dim=1) == target).float())
 
 
 def detection(updates: Sequence[ClientUpdate], attackers: Collection[int]) -> dict[str, float]:

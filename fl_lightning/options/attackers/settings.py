@@ -106,10 +106,6 @@ class Attackers(OptionSettings):
         order = torch.randperm(num_clients, generator=generator(seed, "attackers")).tolist()
         return frozenset(order[: math.ceil(self.clients * num_clients - 1e-9)])
 
-    def everyone(self, num_clients: int, seed: int) -> frozenset[int]:
-        """Return all clients that misbehave in any way."""
-        return self.members(num_clients, seed) | self.wrong_labels.keys() | set(self.discard_global)
-
     @property
     def active(self) -> bool:
         """Return whether any client misbehaves."""
@@ -191,7 +187,8 @@ class AttackersAtServer(ServerHooks):
         """Return how well the strategy's weights detect attackers, and the success rate of the backdoor."""
         attackers, figures = self._attackers, {}
         if attackers.active_in(round_idx):
-            figures = detection(result.updates, attackers.everyone(self._data.num_clients, self._seed))
+            drawn = attackers.members(self._data.num_clients, self._seed)
+            figures = detection(result.updates, drawn | attackers.wrong_labels.keys() | {*attackers.discard_global})
         if attackers.backdoor is not None:
             federation.publish()
             triggered = partial(TriggeredImages, backdoor=attackers.backdoor)

@@ -155,7 +155,8 @@ class EvaluationAtServer(ServerHooks):
     def state_dict(self) -> dict[str, Any]:
         """Return the scores so far, the turns of all clients, and the initial model."""
         start = None if self._start is None else [self._start.vector, self._start.counters, dict(self._start.moved)]
-        turns = [[t.client, t.round_idx, t.period, -1 if t.epochs is None else t.epochs, *_place(t)] for t in self._tasks]
+        tasks = [(t, () if t.progress is None else (t.progress.turn, t.progress.turns)) for t in self._tasks]
+        turns = [[t.client, t.round_idx, t.period, -1 if t.epochs is None else t.epochs, *place] for t, place in tasks]
         return {"rounds": dict(self.scores), "unseen": dict(self.unseen), "turns": turns, "start": start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -364,7 +365,3 @@ class EvaluationAtServer(ServerHooks):
         for task in self._tasks:
             tasks.setdefault(task.client, []).append(task)
         return self._each(lambda k, v: EvalOrder(v, k, "test", ROLE, self._start, tasks=tuple(tasks.get(k, ()))))
-
-
-def _place(task: ClientTask) -> tuple[int | None, ...]:
-    return () if task.progress is None else (task.progress.turn, task.progress.turns)

@@ -69,15 +69,15 @@ class PrivateSteps(Callback, ClientHooks):
         """Let the layers store each example's gradient.
 
         Raises:
-            ConfigurationError: if the module has more than one optimizer.
+            ConfigurationError: if the module has no optimizer; of several, Lightning says so itself.
         """
         from opacus.grad_sample import GradSampleHooks
         from opacus.optimizers import DPOptimizer
 
-        if len(trainer.optimizers) != 1:
+        if not trainer.optimizers[0].param_groups:
             raise ConfigurationError(
-                f"'federation.local.privacy' needs exactly one optimizer, but {type(pl_module).__name__} configures "
-                f"{len(trainer.optimizers)}. Return one, or remove 'federation.local.privacy'."
+                f"'federation.local.privacy' needs an optimizer, but {type(pl_module).__name__} configures none. Return one, "
+                "or remove 'federation.local.privacy'."
             )
         self._detach(pl_module)  # the hooks of a failed fit
         self._layers = [part for part in pl_module.modules() if not vars(part).keys() & {*LAYER_ATTRIBUTES}]

@@ -84,14 +84,12 @@ class ExamplePrivacy(PrivateOption):
 
     def removes(self) -> Iterator[Removal]:
         """Return what the noise takes away: what clients keep has none."""
-        why = "'federation.local.privacy' does not cover what clients keep"
-        yield Removal(Capability.OPEN_HOLDINGS, why, "remove 'federation.local.privacy'")
+        yield Removal(Capability.OPEN_HOLDINGS, f"{_WHAT} does not cover what clients keep", f"remove {_WHAT}")
 
     def needs(self) -> Iterator[Need]:
         """Return what the noise needs: that it reaches all that training changes."""
         yield from super().needs()
-        name = "'federation.local.privacy'"
-        yield Need(Capability.FIXED_TENSORS, f"{name} does not cover such tensors", f"Remove {name}")
+        yield Need(Capability.FIXED_TENSORS, f"{_WHAT} does not cover such tensors", f"Remove {_WHAT}")
 
     def check_settings(self, settings: FederationSettings) -> None:
         """Refuse settings under which an example has more influence than its clipped gradient."""
@@ -190,10 +188,8 @@ class ExamplePrivacy(PrivateOption):
 
     def epsilon_of(self, client: int, spending: Spendings, data: FederatedDataModule) -> float:
         """Return the largest epsilon of a client's examples, whose persons other clients may train on, too."""
-        groups, released = (
-            [group for group in data.client_datasets.sharing if client in group],
-            [each for _, each in spending.parts],
-        )
+        groups = [group for group in data.client_datasets.sharing if client in group]
+        released = [each for _, each in spending.parts]
         cases = hardest(groups, released) if groups else {_case(client, released)}
         return max(self.epsilon(self.noises(spending), case) for case in cases)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.errors import ProtocolError
 from fl_lightning.functional.secret_sharing import PRIME, SHARE_BYTES, split_secret
 from fl_lightning.options.secure_aggregation.description import RoundDescription, RoundTerms
-from fl_lightning.options.secure_aggregation.keys import Identity, SecretKey, add_mask, commitment, derived, seal, unseal
+from fl_lightning.options.secure_aggregation.keys import KeyRing, SecretKey, add_mask, commitment, derived, seal, unseal
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class MaskingClient:
     description: RoundDescription
     """What it knows of the round, once it has been asked for its masked update."""
 
-    def __init__(self, client: int, terms: RoundTerms, identity: Identity, draw: Callable[[str], bytes]) -> None:
+    def __init__(self, client: int, terms: RoundTerms, identity: KeyRing, draw: Callable[[str], bytes]) -> None:
         self.client, self._terms, self._identity, self._draw = client, terms, identity, draw
         self._names = dict(terms.cohort)
         self._neighbours, self._least = terms.neighbours(client), terms.least(client)

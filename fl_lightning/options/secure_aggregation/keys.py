@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,20 +19,6 @@ _DOMAIN = b"fl_lightning masks 1\0"
 SIGNATURE_BYTES = 96
 _BLOCK = 2**17
 """The words that are masked at a time; they stay in the cache."""
-
-
-class Identity(Protocol):
-    """Sign for one client, and check the signatures of its peers."""
-
-    def sign(self, what: str, content: bytes) -> bytes:
-        """Return the signature of a content."""
-
-    def check(self, name: str, what: str, content: bytes, signature: bytes) -> None:
-        """Refuse a wrong signature, or that of an unknown peer.
-
-        Raises:
-            ProtocolError: naming the peer.
-        """
 
 
 @dataclass(frozen=True)
@@ -48,7 +34,7 @@ class KeyRing:
     peers: Mapping[str, bytes]
 
     def sign(self, what: str, content: bytes) -> bytes:
-        """See :class:`Identity`."""
+        """Return the signature of a content."""
         from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
         hashes, ec = _signing()
@@ -56,7 +42,11 @@ class KeyRing:
         return b"".join(part.to_bytes(SIGNATURE_BYTES // 2, "big") for part in parts)  # of one length, unlike DER
 
     def check(self, name: str, what: str, content: bytes, signature: bytes) -> None:
-        """See :class:`Identity`."""
+        """Refuse a wrong signature, or that of an unknown peer.
+
+        Raises:
+            ProtocolError: naming the peer.
+        """
         if name not in self.peers:
             raise ProtocolError(f"'{name}' is not among the peers whose public keys this client has.")
         if not _is_signed(self.peers[name], _signed(what, content), signature):
