@@ -226,14 +226,6 @@ class EarlyStop(EarlyStopping):
     pass
 
 
-@use()
-def names_of_classes(_: Path) -> Any:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--stop", type=EarlyStopping)
-    with of_jsonargparse.preferring({"EarlyStop": f"{EarlyStop.__module__}.EarlyStop"}):
-        return parser.parse_args([f"--stop={EarlyStop.__module__}.EarlyStop", "--stop.monitor=x"]).stop.class_path
-
-
 @use([64])
 def validation_set(_: Path) -> Any:
     torch.manual_seed(0)
@@ -302,11 +294,6 @@ def sigterm(_: Path) -> Any:
     fitting = trainer()
     signals.on_sigterm(fitting, lambda: None)()
     return fitting.received_sigterm
-
-
-@use()
-def note(_: Path) -> Any:
-    signals.note_sigterm(trainer())
 
 
 class _Sets(BoringModel):
