@@ -22,7 +22,6 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from torch import distributed, nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR, StepLR
@@ -243,19 +242,6 @@ def validation_set(_: Path) -> Any:
 def flags(_: Path) -> Any:
     ddp = [{"sync_batchnorm": True, "strategy": "ddp", "devices": 2}, {"strategy": "ddp", "devices": 2}, {}]
     return [of_lightning.synchronises_batch_norm(trainer(**flag)) for flag in ddp], of_lightning.detects_anomalies(trainer())
-
-
-@use([(True, True, AsyncCheckpointIO), (True, True, TorchCheckpointIO)])
-def checkpoint_plugins(_: Path) -> Any:
-    inner, other, found = TorchCheckpointIO(), TorchCheckpointIO(), []
-    for plugin in (AsyncCheckpointIO(inner), inner):
-        fitting = trainer(plugins=[plugin])
-        used, replace = of_lightning.innermost_checkpoint_io(fitting)
-        replace(other)
-        found.append(
-            (used is inner, of_lightning.innermost_checkpoint_io(fitting)[0] is other, type(fitting.strategy.checkpoint_io))
-        )
-    return found
 
 
 @use(True)
