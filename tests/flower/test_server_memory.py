@@ -44,7 +44,7 @@ def peak_of_a_fit(sites: int, hidden: int, folder: Any) -> float:
 def test_a_server_holds_few_copies_of_the_model(tmp_path, monkeypatch):
     """The model, its sum in 8 bytes per number, and one reply; the echo has one more, and so may pytest."""
     send = net.BytesTransport.send
-    keeping = lambda self, client, parts, *more: send(self, client, {"order": bytes(parts["order"])}, *more)  # noqa: E731
+    keeping = lambda self, client, parts, seconds: send(self, client, {"order": bytes(parts["order"])}, seconds)  # noqa: E731
     monkeypatch.setattr(net.BytesTransport, "send", keeping)
     peak_of_a_fit(2, 5, tmp_path / "small")  # loads modules
     assert 5 <= peak_of_a_fit(12, HIDDEN, tmp_path / "large") < 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime
 from pathlib import Path
@@ -159,12 +159,12 @@ class FlowerTransport:
             if not online.get(node or 0)
         }
 
-    def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
+    def send(self, client: int, parts: Parts, seconds: float | None) -> None:
         """See :meth:`Transport.send`."""
         node, limit = self._nodes[client], _MONTH if seconds is None else seconds
         message = None
         if node is not None:
-            message = self._guarded(lambda: self._link.push(node, parts, str(round_idx), limit, self._patience))
+            message = self._guarded(lambda: self._link.push(node, parts, limit, self._patience))
         if message is None:
             self._refused.append(client)
         else:
@@ -248,11 +248,10 @@ class SilenceWatch:
 
     Args:
         patience: the seconds of silence after which a site has failed.
-        say: prints a line.
     """
 
-    def __init__(self, patience: float, say: Callable[[str], None] = lambda line: print(line, flush=True)) -> None:
-        self._patience, self._say = patience, say
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
         self._heard: dict[str, float] = {}  # of the silent ones, when they were heard last
 
     def look(self, nodes: Iterable[Node]) -> None:
@@ -263,10 +262,12 @@ class SilenceWatch:
             if silent >= _SILENT and node.name not in self._heard:
                 self._heard[node.name] = node.heard
                 since, until = (datetime.fromtimestamp(node.heard + more) for more in (0, self._patience))
-                self._say(
+                print(
                     f"Site {node.name} has given no sign of life since {since:%Y-%m-%d %H:%M:%S} ({silent:.0f} s). Its order "
-                    f"waits until {until:%Y-%m-%d %H:%M:%S}."
+                    f"waits until {until:%Y-%m-%d %H:%M:%S}.",
+                    flush=True,
                 )
             elif silent < _SILENT and node.name in self._heard:
                 away = now - self._heard.pop(node.name)
-                self._say(f"Site {node.name} is back after {f'{away:.0f} s' if away < 120 else f'{away / 60:.0f} min'}.")
+                passed = f"{away:.0f} s" if away < 120 else f"{away / 60:.0f} min"
+                print(f"Site {node.name} is back after {passed}.", flush=True)
