@@ -19,7 +19,7 @@ import wandb
 import yaml
 from bare_lightning import Hook, trainer
 from jsonargparse import ArgumentParser
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
 from torch import distributed, nn
@@ -185,9 +185,13 @@ class Takes:
         """Take some settings."""
 
 
-@use(([["help", "takes", "takes.size", "takes.name"], ["help", "x"]], True, None))
+_TAKEN = ["takes.size", "takes.name"]
+
+
+@use(([["help", "version", "config", "print_config", "takes", *_TAKEN], ["help", "x"]], _TAKEN, True, None))
 def options(_: Path) -> Any:
-    parser = ArgumentParser()
+    parser = ArgumentParser(version="1")
+    parser.add_argument("--config", action="config")
     parser.add_class_arguments(Takes, "takes")
     outer = ArgumentParser()
     inner = outer.add_subcommands()
@@ -196,7 +200,8 @@ def options(_: Path) -> Any:
     plain.add_argument("--x", type=int)
     found = [[action.dest for action in of_jsonargparse.actions_of(one)] for one in (parser, plain)]
     nested = [of_jsonargparse.subcommand_parsers(one) for one in (outer, parser)]
-    return found, nested[0] == {"go": parser}, nested[1]
+    settings = [action.dest for action in filter(of_jsonargparse.is_setting, of_jsonargparse.actions_of(parser))]
+    return found, settings, nested[0] == {"go": parser}, nested[1]
 
 
 @use()
@@ -301,22 +306,11 @@ def command_line(_: Path) -> Any:
     """The settings, the seed and the weights of a run."""
     names = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
     args = ["fit", "--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", *(f"--trainer.{name}=false" for name in names)]
-    seen: list[Any] = []
-    look = Hook("on_train_start", lambda run, module: seen.append(module.drawn))
-    with warnings.catch_warnings(), patch.object(_Bare, "instantiate_trainer", _with(look)):
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, message="(?!.*fl_lightning).*")
         cli = _Bare(_Sets, save_config_callback=None, seed_everything_default=5, args=[*args, "--model.size=7"])
     settings = yaml.safe_load(cli.parser.dump(cli.config, format="yaml"))["fit"]
-    return seen, cli.model.hparams["size"], settings["seed_everything"], settings["model"]
-
-
-def _with(callback: Callback) -> Any:
-    usual = OpenCLI.instantiate_trainer
-
-    def instantiate_trainer(self: Any, **kwargs: Any) -> Any:
-        return usual(self, **{**kwargs, "callbacks": [callback]})
-
-    return instantiate_trainer
+    return cli.trainer.global_step, cli.model.drawn, cli.model.hparams["size"], settings["seed_everything"], settings["model"]
 
 
 def federation(case: str, engine: str, folder: Path) -> Any:
