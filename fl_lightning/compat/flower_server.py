@@ -14,6 +14,8 @@ from fl_lightning.compat.flower_messages import as_record, pieces_of, receive, s
 
 LOST = 4
 """The code of a reply whose contents are missing."""
+_PATIENCE = 60.0
+"""The seconds for which a lost SuperLink is waited for."""
 _FAREWELL = 1.5
 """The seconds for which the end of a run waits for the SuperLink, twice."""
 _STUB = b"""[project]
@@ -149,15 +151,14 @@ class ServerLink:
         address: the SuperLink's local address, host and port.
         certificate: the CA's certificate, PEM.
         secret: the secret that allows a process to acquire the server's task.
-        patience: the seconds for which a lost SuperLink is waited for.
     """
 
     _newest: tuple[bytes | bytearray, Any] | None = None  # the last large content with its pieces
 
-    def __init__(self, address: str, certificate: bytes, secret: bytes, patience: float = 60.0) -> None:
+    def __init__(self, address: str, certificate: bytes, secret: bytes) -> None:
         from flwr.supercore.constant import TaskType
 
-        self._control = ControlLink(address, certificate, patient(patience))
+        self._control = ControlLink(address, certificate, patient(_PATIENCE))
         self.nodes = self._control.nodes
         self._control.stop_runs()
         self.run_id, got = self._control.start_run(), None
@@ -168,7 +169,7 @@ class ServerLink:
                 raise RuntimeError("The SuperLink has no task for the server. Another process has taken it; start again.")
         acquiring.close()
         self._recovered = False
-        policy = patient(patience, self._note)
+        policy = patient(_PATIENCE, self._note)
         self._client = runtime(address, certificate, "flwr-serverapp", token=got[1], policy=policy)
         self._heartbeat = heartbeat(self._client)
         self._node = begun(self._client)[1]
@@ -185,15 +186,12 @@ class ServerLink:
         found, self._recovered = self._recovered, False
         return found
 
-    def push(
-        self, node_id: int, parts: Mapping[str, bytes | bytearray], group: str, seconds: float, patience: float
-    ) -> str | None:
+    def push(self, node_id: int, parts: Mapping[str, bytes | bytearray], seconds: float, patience: float) -> str | None:
         """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it.
 
         Args:
             node_id: the site.
             parts: the bytes by name.
-            group: the round, for logs.
             seconds: the seconds for which the order is good.
             patience: the seconds without a sign of life from the site after which the order has failed.
         """
@@ -202,7 +200,7 @@ class ServerLink:
 
         def pushed() -> str | None:
             record, pieces = as_record(parts, self._cut)
-            message = Message(record, dst_node_id=node_id, message_type=kind_of(patience), group_id=group, ttl=seconds)
+            message = Message(record, dst_node_id=node_id, message_type=kind_of(patience), ttl=seconds)
             return send(self._client, message, pieces, self._node, self.run_id)
 
         try:

@@ -44,30 +44,6 @@ def test_private_names_are_used_in_compat_only():
     assert overridden() == set()
 
 
-class Takes:
-    def __init__(self, size: int | None = 3, optimizer: OptimizerCallable = SGD) -> None:
-        """Keep the arguments.
-
-        Args:
-            size: any.
-            optimizer: makes one.
-        """
-        self.size, self.optimizer = size, optimizer
-
-
-def parser() -> ArgumentParser:
-    made = ArgumentParser(prog="test", version="1")
-    made.add_argument("--config", action="config")
-    made.add_class_arguments(Takes, "takes")
-    return made
-
-
-def test_options_of_a_parser():
-    options = of_jsonargparse.actions_of(parser())
-    assert {"help", "version", "config", "takes", "takes.size", "takes.optimizer"} <= {option.dest for option in options}
-    assert [option.dest for option in options if of_jsonargparse.is_setting(option)] == ["takes.size", "takes.optimizer"]
-
-
 def test_a_list_is_not_copied_for_each_of_its_entries():
     """Tables of a thousand clients took minutes: the time grew with the square of their number."""
     reader = ArgumentParser(exit_on_error=False)
@@ -96,9 +72,9 @@ def issubclass_of(kind: object, base: type) -> bool:
 
 
 def test_factories_of_a_parser():
-    made = parser()
-    given = made.parse_args(["--takes.optimizer=torch.optim.SGD", "--takes.optimizer.lr=0.5"])
-    factory = made.instantiate_classes(given).takes.optimizer
+    parser = ArgumentParser()
+    parser.add_argument("--optimizer", type=OptimizerCallable)
+    factory = parser.instantiate_classes(parser.parse_args(["--optimizer=SGD", "--optimizer.lr=0.5"])).optimizer
     assert of_jsonargparse.is_parsed_factory(factory)
     assert not of_jsonargparse.is_parsed_factory(SGD)
     assert isinstance(factory(nn.Linear(1, 1).parameters()), SGD)

@@ -234,9 +234,9 @@ def crash_with_a_task_under_way(config: dict[str, Any], after: bool, monkeypatch
     """Let the server die while the task of west is older than the checkpoint; return the order of that task."""
     send, orders = net.BytesTransport.send, dict[int, Any]()
 
-    def sent(self, client, parts, round_idx, seconds):
+    def sent(self, client, parts, seconds):
         orders[client] = dict(parts)
-        send(self, client, parts, round_idx, seconds)
+        send(self, client, parts, seconds)
 
     monkeypatch.setattr(net.BytesTransport, "send", sent)
     crash(config, 3, after)

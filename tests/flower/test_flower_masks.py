@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation_demo import DATA, Federation, same_bits, wait_for, weights
-from flower_processes import MARKS, descendants, ended, federated, start, told
-
-from fl_lightning.cli.federation_cli import main
+from federation_demo import DATA, Federation, wait_for
+from flower_processes import LONG, MARKS, descendants, federated, same_as_simulated, start, told
 
 pytestmark = MARKS
 MASKED = ("--federation.secure_aggregation.threshold", "0.67")
@@ -54,16 +52,10 @@ def same_as_without_masks(federation: Federation, name: str, fit: Any, *argument
     for site in federation.names[:sites]:
         (server / f"of {name}").mkdir(exist_ok=True)
         shutil.copy(server / "all" / f"{site}.csv", server / f"of {name}")
-    with contextlib.chdir(server):
-        rows = ("--data.datamodule.path", f"of {name}", "--trainer.default_root_dir", f"simulated {name}")
-        main(["fit", "--config", "config.yaml", *rows, *arguments])
-    ended(federation, fit)
-    return same_bits(weights(server / f"simulated {name}"), weights(server / name))
+    return same_as_simulated(federation, fit, name, "--data.datamodule.path", f"of {name}", *arguments)
 
 
 TWO = ("--trainer.max_epochs", "2")
-LONG = ("--federation.local.max_epochs", "400", "--federation.local.engine", "fabric")
-"""A training of seconds at the smallest site, and of more than twice as many at the largest one."""
 
 
 def test_masked_sites_give_the_bits_of_the_simulation_without_masks(three):

@@ -212,7 +212,7 @@ def test_an_order_whose_contents_were_lost_is_pushed_again():
             return super().PushObject(request)
 
     store = Dying()
-    assert store.link().push(3, {"order": b"content"}, "0", 60.0, 60.0) == "m"
+    assert store.link().push(3, {"order": b"content"}, 60.0, 60.0) == "m"
     assert store.trees[0] != store.trees[-1] == store.tree.object_id
     assert receive(store, store.tree, None, 7)[1] == {"order": b"content"}
 
@@ -253,10 +253,10 @@ def test_a_model_is_cut_once_for_all_sites(monkeypatch):
     store, model = own.Runtime(), bytearray(3_000_000)
     link = store.link()
     for site in (3, 4):
-        link.push(site, {"order": bytes([site]), "model": model}, "0", 60.0, 60.0)
+        link.push(site, {"order": bytes([site]), "model": model}, 60.0, 60.0)
         assert receive(store, store.tree, None, 7)[1] == {"order": bytes([site]), "model": model}
     assert len(cut) == 1
-    link.push(3, {"order": b"5", "model": bytearray(model)}, "1", 60.0, 60.0)
+    link.push(3, {"order": b"5", "model": bytearray(model)}, 60.0, 60.0)
     assert len(cut) == 2
 
 

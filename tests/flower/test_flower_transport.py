@@ -19,7 +19,7 @@ def test_the_transport_names_sites_that_are_offline_or_revoked():
     link: Any = SimpleNamespace(nodes=lambda: nodes)
     transport = FlowerTransport(link, [10, 11, None, 12])
     assert transport.absent() == {1: "it is offline", 2: "it was revoked", 3: "it was revoked"}
-    transport.send(2, {}, 0, None)
+    transport.send(2, {}, None)
     assert list(transport.answers()) == [Answer(2, None, "the server's SuperLink refused the order")]
 
 
@@ -27,7 +27,7 @@ def sent(link: Any, *nodes: int | None, seconds: float | None = None, **settings
     """Return a transport that has sent an order to each of these nodes."""
     transport = FlowerTransport(link, nodes, **settings)
     for client in range(len(nodes)):
-        transport.send(client, {"order": b"%d" % client}, 7, seconds)
+        transport.send(client, {"order": b"%d" % client}, seconds)
     return transport
 
 
@@ -49,8 +49,8 @@ class Link:
         self.replies, self.pushed, self.died = replies, [], True
         self.patience: set[float] = set()
 
-    def push(self, node: int, parts: Any, group: str, seconds: float, patience: float) -> str:
-        self.pushed.append((node, parts, group))
+    def push(self, node: int, parts: Any, seconds: float, patience: float) -> str:
+        self.pushed.append((node, parts))
         self.patience.add(patience)
         return f"{node}-{len(self.pushed)}"
 
@@ -73,7 +73,7 @@ def test_orders_without_an_answer_are_lost_when_the_superlink_has_started_again(
     for answer in transport.answers():
         told.append(answer)
         if answer.lost:
-            transport.send(answer.client, {"order": b"again"}, 7, None)
+            transport.send(answer.client, {"order": b"again"}, None)
     lost = [Answer(client, None, "the SuperLink was started again", lost=True) for client in (0, 2)]
     assert told == [Answer(1, b"early"), *lost, Answer(0, b"ten"), Answer(2, b"twelve")]
     assert [node for node, *_ in link.pushed] == [10, 11, 12, 10, 12]
@@ -118,19 +118,20 @@ def test_how_long_a_site_may_be_silent(policy, given, patience, tmp_path, monkey
     monkeypatch.setattr(ServerFolder, "secret", b"")
     ServerFolder(tmp_path).number("a")
     transport, _ = pool._connect(SimpleNamespace(faults=Faults(policy)))
-    transport.send(0, {}, 0, None)
+    transport.send(0, {}, None)
     assert link.patience == {patience}
 
 
-def test_a_silent_site_is_named_once_and_when_it_is_back(monkeypatch):
-    clock, said = [10_000.0], list[str]()
+def test_a_silent_site_is_named_once_and_when_it_is_back(monkeypatch, capsys):
+    clock = [10_000.0]
     monkeypatch.setattr("fl_lightning.flower.wire.pool.time", SimpleNamespace(time=lambda: clock[0]))
-    watch = SilenceWatch(43200, said.append)
+    watch = SilenceWatch(43200)
     for now in range(0, 3 * 3600, 5):
         clock[0] = 10_000.0 + now
         watch.look([Node(1, "north", True, clock[0] - 4), Node(2, "south", False, 10_000.0)])
-    (line,) = said
-    assert re.search(r"^Site south .* since [-0-9]+ [:0-9]+ \(60 s\)\. Its order waits until [-0-9]+ [:0-9]+\.$", line)
+    assert re.search(
+        r"^Site south .* since [-0-9]+ [:0-9]+ \(60 s\)\. Its order waits until [-0-9]+ [:0-9]+\.\n$", capsys.readouterr().out
+    )
     for _ in range(2):
         watch.look([Node(2, "south", True, clock[0])])
-    assert said[1:] == ["Site south is back after 180 min."]
+    assert capsys.readouterr().out == "Site south is back after 180 min.\n"

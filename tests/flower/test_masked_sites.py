@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sites_over_bytes as net
 import torch
-from masked_sites import SKIP, cheating, masked, masks, note_with, plain, refuses, secure, steps_of
+from masked_sites import SKIP, cheating, heard, masked, masks, note_with, plain, refuses, secure, steps_of
 
 from fl_lightning import SecureAggregation
 from fl_lightning.errors import ClientError, ProtocolError
@@ -192,7 +192,7 @@ def test_a_round_that_was_signed_is_not_signed_for_another_model():
 
 def test_no_secret_is_on_the_disk_or_in_the_log(monkeypatch):
     """Neither seeds, nor keys, nor shares, in any form; and no number of a single site is in a reply."""
-    drawn, shares, replies = list[bytes](), set[bytes](), list[bytes]()
+    drawn, shares = list[bytes](), set[bytes]()
     real = secrets.token_bytes
 
     def noted(size: int = 32) -> bytes:
@@ -200,16 +200,12 @@ def test_no_secret_is_on_the_disk_or_in_the_log(monkeypatch):
         drawn.extend([found] if size == 32 else [])  # the log's lines have random texts of 16 bytes
         return found
 
-    def keep(name: str, parts: Any, ask: Any) -> bytes:
-        replies.append(ask())
-        return replies[-1]
-
     masked()
     monkeypatch.setattr("fl_lightning.options.secure_aggregation.at_clients.secrets.token_bytes", noted)
-    net.HOOK["hook"] = keep
+    contents = heard()
     net.federate(secure())
     assert len(drawn) > 9 * 3
-    for one in (one for content in replies for one in envelope.opened(content, ("reply",)).get("replies", ())):
+    for one in (one for content in contents for one in content.get("replies", ())):
         if isinstance(one, Note):
             shares |= {bytes.fromhex(text) for kind in ("seeds", "secrets") for text in one.content.get(kind, {}).values()}
         elif hasattr(one, "num_steps"):
@@ -314,17 +310,10 @@ def test_noise_in_each_step_and_masks_hold_together():
 def test_sizes_leave_only_in_sums_if_the_site_says_so():
     """The weights are the numbers of examples, inside of the masks: the mean is that of float64, and no message has a size."""
     masked(tells=None)
-    told: list[Any] = []
-
-    def keep(name: str, parts: Any, ask: Any) -> bytes:
-        reply = ask()
-        found = envelope.opened(reply, ("reply",))
-        told.extend([found.get("info"), *found.get("replies", ())])
-        return reply  # type: ignore[no-any-return]
-
-    net.HOOK["hook"] = keep
+    contents = heard()
     found, expected = net.federate(secure()), net.simulate(plain())
     assert all(torch.allclose(found[name], expected[name], rtol=0, atol=1e-6) for name in expected)
+    told = [one for content in contents for one in (content.get("info"), *content.get("replies", ()))]
     infos = {(one.num_examples, one.label_counts, one.sampling) for one in told if isinstance(one, ClientInfo)}
     updates = [(one.num_examples, one.num_steps) for one in told if isinstance(one, ClientUpdate)]
     assert infos == {(1, None, None)}

@@ -40,7 +40,7 @@ class Recorded:
     def absent(self) -> dict[int, str]:
         return {1: "it is offline"}
 
-    def send(self, client: int, parts: Any, round_idx: int, seconds: float | None) -> None:
+    def send(self, client: int, parts: Any, seconds: float | None) -> None:
         self.sent.append(client)
 
     def answers(self) -> Any:

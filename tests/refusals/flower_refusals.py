@@ -43,31 +43,11 @@ def telling(**told: Any) -> Callable[[], Any]:
     return at_sites(change=change, policy={"tells": [*TELLS, "label_counts"]})
 
 
-def setting(section: str, *names: str, value: Any = None, **federation: Any) -> Callable[[], Any]:
-    """Return a fit with another value in a section of its configuration, or without one that is there."""
-
-    def change(config: Any) -> None:
-        own = config[section]
-        for name in names[:-1]:
-            own = own[name]
-        if value is None:
-            del own[names[-1]]
-        else:
-            own[names[-1]] = value
-
-    return at_sites(change=change, **federation)
-
-
 @later
-def simulating(*names: str) -> None:
-    """Return a simulation whose data lack a setting."""
+def simulating(*more: str) -> None:
+    """Return a simulation."""
     prepare(start=False)
-    config = configuration()
-    own = config["data"]
-    for name in names[:-1]:
-        own = own[name]
-    del own[names[-1]]
-    raise ConfigurationError(refused(config, fit=simulate))
+    raise ConfigurationError(refused(configuration(), "simulated", *more, fit=simulate))
 
 
 def holding_out(names: Any, **sites: Any) -> Callable[[], Any]:
@@ -126,10 +106,10 @@ REFUSALS = [
     Refusal(at_sites(route={"class_path": "Mediators", "init_args": {"clients_per_mediator": 2}}), "label counts"),
     Refusal(at_sites(strategy="FedLoss"), "needs a validation part at each site"),
     Refusal(at_sites(personal=[{"names": "layers.4.*", "start": "mean"}]), "but the server of a real federation never has"),
-    Refusal(setting("model", "init_args", "num_classes", value=2), "north (client 0): ... Raise the model's 'num_classes'"),
-    Refusal(simulating("partitioner"), "'data.partitioner' must be set, unless clients have data of their own"),
-    Refusal(simulating("datamodule", "init_args", "path"), "'data.datamodule.path' is null, so there are no rows to train on."),
-    Refusal(setting("data", "datamodule", "init_args", "standardize", value=True), "'data.datamodule.standardize' is true,"),
+    Refusal(at_sites("--model.num_classes", "2"), "north (client 0): ... Raise the model's 'num_classes'"),
+    Refusal(simulating("--data.partitioner", "null"), "'data.partitioner' must be set, unless clients have data of their own"),
+    Refusal(simulating("--data.datamodule.path", "null"), "'data.datamodule.path' is null, so there are no rows to train on."),
+    Refusal(at_sites("--data.datamodule.standardize", "true"), "'data.datamodule.standardize' is true,"),
     Refusal(at_sites(change=streaming, local=NOISY, policy={"tells": ["examples"]}), "but site south trains on a stream"),
     # sites that are lost, away, or others than they should be
     Refusal(at_sites(change=lambda config: disturb("south")), "Site south (client 1): no answer within its deadline. When the"),

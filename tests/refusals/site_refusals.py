@@ -256,7 +256,7 @@ SITE_FILE = [
     # keys and certificates
     Refusal(public_as_private, "'a.pub', which is not a private key that this program created"),
     Refusal(serving(of_another_ca), "needs the key of the CA"),
-    Refusal(serving(lambda folder: put_certificate(folder, "h", days=1)), "server.crt' expired on 20 ... Put a new one there."),
+    Refusal(serving(lambda folder: put_certificate(folder, "h", days=0)), "server.crt' expired on 20 ... Put a new one there."),
     Refusal(serving(with_another_key), UNUSABLE),
     *(Refusal(serving(spoilt(name)), UNUSABLE) for name in ("ca", "certificate", "key")),
     Refusal(serving(put_certificate), "server.crt' is for no host, but not for h ('--host')."),

@@ -8,17 +8,18 @@ from unittest.mock import patch
 
 import lightning as L
 import torch
-from federations import Consecutive
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
+from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.clients.client import Client
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.clients.site import Site
 from fl_lightning.core.federation import PassesOn, RunningChains, Take, Tasks
 from fl_lightning.errors import ClientError
+from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.settings import SiteSettings
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
 from fl_lightning.server.fit import Assembly
@@ -31,62 +32,25 @@ Make = Callable[[], tuple[L.LightningModule, FederatedOrchestrator]]
 
 
 class Share(L.LightningDataModule):
-    """One client's examples and nothing else: training, and its own parts for validation and test."""
+    """One part of a client's examples, as the training set of a datamodule of its own."""
 
-    def __init__(self, parts: dict[str, tuple[torch.Tensor, ...]], batch_size: int, shuffle: bool) -> None:
+    def __init__(self, rows: tuple[torch.Tensor, ...], batch_size: int, shuffle: bool) -> None:
         super().__init__()
-        self.parts, self.batch_size, self.shuffle = parts, batch_size, shuffle
+        self.rows, self.batch_size, self.shuffle = rows, batch_size, shuffle
         self.eval_batch_size = 16  # that of Blobs, so that losses are summed in the same order
 
     def train_dataloader(self) -> Any:
-        return DataLoader(TensorDataset(*self.parts["training"]), batch_size=self.batch_size, shuffle=self.shuffle)
+        return DataLoader(TensorDataset(*self.rows), batch_size=self.batch_size, shuffle=self.shuffle)
 
 
-class _Whole(Partitioner):
-    needs_labels = False
-
-    def partition(self, num_examples: int, labels: Any) -> list[torch.Tensor]:
-        return [torch.arange(num_examples)]
-
-
-class ShareOf:
-    """The data of the one client that is here, under the number by which the server knows it."""
-
-    def __init__(self, share: Share, client: int) -> None:
-        self._client, self._views = client, {}
-        for part, tensors in share.parts.items():
-            own = Share({"training": tensors}, share.batch_size, share.shuffle)
-            view = self._views[part] = FederatedDataModule(own, _Whole())
-            view.setup("fit")
-
-    def _here(self, client: int) -> None:
-        assert client == self._client, f"data of client {client} are asked of client {self._client}"
-
-    def num_examples(self, client: int) -> int:
-        self._here(client)
-        return self._views["training"].num_examples(0)
-
-    def client(self, client: int, *args: Any) -> L.LightningDataModule:
-        self._here(client)
-        return self._views["training"].client(0, *args)
-
-    def client_evaluation_view(self, client: int, part: Any) -> L.LightningDataModule:
-        self._here(client)
-        return self._views[part].client_evaluation_view(0, "training")
-
-    def poisson_batches(self, client: int, *args: Any) -> Any:
-        self._here(client)
-        return self._views["training"].poisson_batches(0, *args)
-
-
-def serve(connection: Connection, make: Make, share: Share, client: int, num_clients: int) -> None:
+def serve(connection: Connection, make: Make, parts: dict[str, Share], client: int, num_clients: int) -> None:
     """Be a client until the connection ends."""
     torch.set_num_threads(1)
     module, federation = make()
     site = Site(
         Client(
             module=client_copy(module),
-            data=ShareOf(share, client),
+            data=SiteData(SiteSettings(**parts)),
             settings=federation,
             num_clients=num_clients,
             place=Place(local=federation.local),
@@ -108,18 +72,21 @@ def serve(connection: Connection, make: Make, share: Share, client: int, num_cli
 
 
 class Workers:
-    """Processes of the clients, which outlive the server."""
+    """Processes of the clients, which outlive the server; each has its examples and no others."""
 
-    def __init__(self, make: Make, data: L.LightningDataModule, sizes: Sequence[int], parts: dict[str, Any]) -> None:
-        context = multiprocessing.get_context("fork")
+    def __init__(self, make: Make, data: FederatedDataModule, sizes: Sequence[int]) -> None:
+        context, whole = multiprocessing.get_context("fork"), data.datamodule
+        data.setup("fit")
+        names = {"training": "datamodule", "validation": "validation", "test": "test"}
+        given = {own: part for name, own in names.items() if (part := getattr(data.splits, name)) is not None}
         self.connections: list[Connection] = []
         self.sizes = sizes
         self._processes = []
         for client in range(len(sizes)):
             mine, theirs = context.Pipe()
-            own = {name: tuple(t[part[client]] for t in data.train) for name, part in parts.items()}
-            share = Share(own, data.batch_size, data.shuffle)
-            process = context.Process(target=serve, args=(theirs, make, share, client, len(sizes)), daemon=True)
+            rows = {name: tuple(t[part[client]] for t in whole.train) for name, part in given.items()}
+            parts = {name: Share(own, whole.batch_size, whole.shuffle) for name, own in rows.items()}
+            process = context.Process(target=serve, args=(theirs, make, parts, client, len(sizes)), daemon=True)
             process.start()
             theirs.close()
             self.connections.append(mine)
@@ -133,30 +100,19 @@ class Workers:
             connection.close()
 
 
-def workers_of(make: Make, data: FederatedDataModule, sizes: Sequence[int]) -> Workers:
-    """Each gets the examples that the partitioner gives it, and no others."""
-    data.setup("fit")
-    parts = {name: part for name in ("training", "validation", "test") if (part := getattr(data.splits, name)) is not None}
-    return Workers(make, data.datamodule, sizes, parts)
-
-
 class BytesPool:
     """The clients of :class:`Workers`; see :class:`ClientPool`."""
 
     simulated = False
 
-    def __init__(self, workers: Workers, comm: Collectives, listener: Any = None) -> None:
+    def __init__(self, workers: Workers, comm: Collectives) -> None:
         self._workers, self.comm = workers, comm
-        self.sent = self.received = 0
 
     def _send(self, client: int, message: Any) -> None:
-        content = to_bytes(message)
-        self.sent += len(content)
-        self._workers.connections[client].send_bytes(content)
+        self._workers.connections[client].send_bytes(to_bytes(message))
 
     def _receive(self, client: int) -> Any:
         reply = self._workers.connections[client].recv_bytes()
-        self.received += len(reply)
         if reply[:1] == b"\1":
             raise ClientError(reply[1:].decode())
         return from_bytes(reply[1:]) if len(reply) > 1 else None
@@ -225,6 +181,3 @@ class RemoteOrchestrator(FederatedOrchestrator):
         self.clients_pool = BytesPool(self.workers, Collectives(trainer))
         with patch.object(Assembly, "pool", lambda _: self.clients_pool):
             super().on_fit_start(trainer, pl_module)
-
-
-__all__ = ["BytesPool", "Consecutive", "RemoteOrchestrator", "Workers", "workers_of"]

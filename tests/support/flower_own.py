@@ -3,7 +3,6 @@
 # ruff: noqa: F401 (tests use the names that are imported here)
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,18 +10,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.app.message.message import remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse, PushObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
 from flwr.server.superlink.linkstate.sql_linkstate import NodeModel
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
     get_object_children_ids_from_object_content,
     get_object_id,
-    get_object_tree,
     iterate_object_tree,
 )
 from flwr.supercore.inflatable.inflatable_utils import (

@@ -72,6 +72,19 @@ def steps_of(name: str, answer: Callable[[str, Any], bytes | None] = lambda step
     return steps
 
 
+def heard() -> list[Any]:
+    """Note the contents of each reply of any site; return the list of them."""
+    found: list[Any] = []
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes:
+        reply = ask()
+        found.append(envelope.opened(reply, ("reply",)))
+        return reply  # type: ignore[no-any-return]
+
+    HOOK["hook"] = hook
+    return found
+
+
 class Killed:
     """A site dies in a round: when it is asked for a step, before or after it has done it; ``plain`` is a training."""
 

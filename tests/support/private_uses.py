@@ -19,10 +19,9 @@ import wandb
 import yaml
 from bare_lightning import Hook, trainer
 from jsonargparse import ArgumentParser
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from torch import distributed, nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR, StepLR
@@ -186,9 +185,13 @@ class Takes:
         """Take some settings."""
 
 
-@use(([["help", "takes", "takes.size", "takes.name"], ["help", "x"]], True, None))
+_TAKEN = ["takes.size", "takes.name"]
+
+
+@use(([["help", "version", "config", "print_config", "takes", *_TAKEN], ["help", "x"]], _TAKEN, True, None))
 def options(_: Path) -> Any:
-    parser = ArgumentParser()
+    parser = ArgumentParser(version="1")
+    parser.add_argument("--config", action="config")
     parser.add_class_arguments(Takes, "takes")
     outer = ArgumentParser()
     inner = outer.add_subcommands()
@@ -197,7 +200,8 @@ def options(_: Path) -> Any:
     plain.add_argument("--x", type=int)
     found = [[action.dest for action in of_jsonargparse.actions_of(one)] for one in (parser, plain)]
     nested = [of_jsonargparse.subcommand_parsers(one) for one in (outer, parser)]
-    return found, nested[0] == {"go": parser}, nested[1]
+    settings = [action.dest for action in filter(of_jsonargparse.is_setting, of_jsonargparse.actions_of(parser))]
+    return found, settings, nested[0] == {"go": parser}, nested[1]
 
 
 @use()
@@ -226,14 +230,6 @@ class EarlyStop(EarlyStopping):
     pass
 
 
-@use()
-def names_of_classes(_: Path) -> Any:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--stop", type=EarlyStopping)
-    with of_jsonargparse.preferring({"EarlyStop": f"{EarlyStop.__module__}.EarlyStop"}):
-        return parser.parse_args([f"--stop={EarlyStop.__module__}.EarlyStop", "--stop.monitor=x"]).stop.class_path
-
-
 @use([64])
 def validation_set(_: Path) -> Any:
     torch.manual_seed(0)
@@ -251,19 +247,6 @@ def validation_set(_: Path) -> Any:
 def flags(_: Path) -> Any:
     ddp = [{"sync_batchnorm": True, "strategy": "ddp", "devices": 2}, {"strategy": "ddp", "devices": 2}, {}]
     return [of_lightning.synchronises_batch_norm(trainer(**flag)) for flag in ddp], of_lightning.detects_anomalies(trainer())
-
-
-@use([(True, True, AsyncCheckpointIO), (True, True, TorchCheckpointIO)])
-def checkpoint_plugins(_: Path) -> Any:
-    inner, other, found = TorchCheckpointIO(), TorchCheckpointIO(), []
-    for plugin in (AsyncCheckpointIO(inner), inner):
-        fitting = trainer(plugins=[plugin])
-        used, replace = of_lightning.innermost_checkpoint_io(fitting)
-        replace(other)
-        found.append(
-            (used is inner, of_lightning.innermost_checkpoint_io(fitting)[0] is other, type(fitting.strategy.checkpoint_io))
-        )
-    return found
 
 
 @use(True)
@@ -304,11 +287,6 @@ def sigterm(_: Path) -> Any:
     return fitting.received_sigterm
 
 
-@use()
-def note(_: Path) -> Any:
-    signals.note_sigterm(trainer())
-
-
 class _Sets(BoringModel):
     def __init__(self, size: int = 2) -> None:
         super().__init__()
@@ -328,22 +306,11 @@ def command_line(_: Path) -> Any:
     """The settings, the seed and the weights of a run."""
     names = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
     args = ["fit", "--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", *(f"--trainer.{name}=false" for name in names)]
-    seen: list[Any] = []
-    look = Hook("on_train_start", lambda run, module: seen.append(module.drawn))
-    with warnings.catch_warnings(), patch.object(_Bare, "instantiate_trainer", _with(look)):
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, message="(?!.*fl_lightning).*")
         cli = _Bare(_Sets, save_config_callback=None, seed_everything_default=5, args=[*args, "--model.size=7"])
     settings = yaml.safe_load(cli.parser.dump(cli.config, format="yaml"))["fit"]
-    return seen, cli.model.hparams["size"], settings["seed_everything"], settings["model"]
-
-
-def _with(callback: Callback) -> Any:
-    usual = OpenCLI.instantiate_trainer
-
-    def instantiate_trainer(self: Any, **kwargs: Any) -> Any:
-        return usual(self, **{**kwargs, "callbacks": [callback]})
-
-    return instantiate_trainer
+    return cli.trainer.global_step, cli.model.drawn, cli.model.hparams["size"], settings["seed_everything"], settings["model"]
 
 
 def federation(case: str, engine: str, folder: Path) -> Any:

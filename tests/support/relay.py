@@ -29,7 +29,7 @@ class Relay:
         self.bytes = {"up": 0, "down": 0}
         self.asked: list[str] = []
         self._free = {"up": 0.0, "down": 0.0}  # when each direction has sent what it was given
-        self._until, self._hangs = 0.0, False
+        self._until = 0.0
         self._writers: set[asyncio.StreamWriter] = set()
         self._listening = socket.socket()
         self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
@@ -45,29 +45,19 @@ class Relay:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.close()
+        self._loop.call_soon_threadsafe(self._drop)
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(10)
 
-    def cut(self, seconds: float, hangs: bool = False) -> None:
-        """Break the line: drop all connections, and refuse new ones for a while.
-
-        Args:
-            seconds: how long.
-            hangs: whether nothing is dropped or refused, but nothing passes either, as where packets vanish.
-        """
-        self._until, self._hangs = time.monotonic() + seconds, hangs
-        if not hangs:
-            self._loop.call_soon_threadsafe(self._drop)
+    def cut(self, seconds: float) -> None:
+        """Break the line: drop all connections, and refuse new ones for so many seconds."""
+        self._until = time.monotonic() + seconds
+        self._loop.call_soon_threadsafe(self._drop)
 
     @property
     def is_cut(self) -> bool:
         """Whether the line is broken now."""
         return time.monotonic() < self._until
-
-    def close(self) -> None:
-        """Stop."""
-        self._loop.call_soon_threadsafe(self._drop)
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(10)
 
     def _drop(self) -> None:
         for writer in self._writers:
@@ -89,12 +79,11 @@ class Relay:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.is_cut and not self._hangs:
+        if self.is_cut:
             writer.transport.abort()
             return
         self._writers.add(writer)
         try:
-            await self._passing()
             if self.connect and not await self._tunnels(reader, writer):
                 return
             there = socket.socket()
@@ -121,10 +110,6 @@ class Relay:
         await writer.drain()
         return self.status == 200
 
-    async def _passing(self) -> None:
-        while self.is_cut:
-            await asyncio.sleep(0.05)
-
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
         writer.transport.set_write_buffer_limits(_BUFFER)
         while content := await reader.read(_PIECE):
@@ -132,7 +117,6 @@ class Relay:
                 begin = max(self._loop.time(), self._free[way])
                 self._free[way] = begin + len(content) / self.rate
                 await asyncio.sleep(self._free[way] - self._loop.time())
-            await self._passing()
             self.bytes[way] += len(content)
             writer.write(content)
             await writer.drain()

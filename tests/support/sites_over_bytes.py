@@ -66,7 +66,7 @@ class BytesTransport:
     def __init__(self) -> None:
         self._waiting: dict[int, Parts] = {}
 
-    def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
+    def send(self, client: int, parts: Parts, seconds: float | None) -> None:
         assert client not in self._waiting
         assert REGISTERED[client] not in ABSENT
         self._waiting[client] = dict(parts)

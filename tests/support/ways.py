@@ -169,7 +169,7 @@ def over_bytes(name: str, folder: Path) -> Run:
 
     key = bytes_pool.SecretKey.from_seed(7)  # sites draw a secret one, for noise that cannot be repeated
     with patch.object(bytes_pool.SecretKey, "draw", lambda: key):
-        workers = bytes_pool.workers_of(make, algorithms.prepare(name)[1], algorithms.SIZES)
+        workers = bytes_pool.Workers(make, algorithms.prepare(name)[1], algorithms.SIZES)
     try:
         with messages.watching():
             run = fit(name, folder, workers=workers)

@@ -209,8 +209,7 @@ class Exchange:
         if request.base is not None and request.model is not None:
             parts["model"] = self._published(request.model, request.base)
         request.size += sum(map(len, parts.values()))
-        round_idx = 0 if request.model is None else request.model.round_idx
-        self._transport.send(self._numbers[client], parts, round_idx, self._limit)
+        self._transport.send(self._numbers[client], parts, self._limit)
 
     def _published(self, model: ServerModel, base: int) -> Content:
         """Return a model as bytes, for a site that has a version of it; 0 for none."""

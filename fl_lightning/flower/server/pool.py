@@ -77,15 +77,12 @@ class RemotePool:
             if note.client not in away:
                 self.exchange.send(note.client, [note])
         found = dict[int, Note]()
-        for client, answer in self.exchange.answers(self._note):
+        for client, answer in self.exchange.answers(lambda k, reply: reply_in(reply, self.exchange.who(k), k, Note)):
             if isinstance(answer, SiteError):
                 self._silent[client] = answer.cause
             else:
                 found[client] = answer
         return found
-
-    def _note(self, client: int, found: Mapping[str, Any]) -> Note:
-        return reply_in(found, self.exchange.who(client), client, Note)  # type: ignore[no-any-return]
 
     def tell(self, notes: Sequence[Note]) -> None:
         """See :meth:`ClientPool.tell`."""

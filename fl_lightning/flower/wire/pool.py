@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +37,7 @@ _CAUSES = {
     4: "its reply was lost on its way",
     8: "its worker died",
 }
+_say = functools.partial(print, flush=True)
 
 
 class FlowerPool(RemoteSites):
@@ -117,7 +118,7 @@ class FlowerPool(RemoteSites):
                     self._require_enough(names, [n for n in names if n not in nodes], missing)
                     return {name: node.node_id for name, node in nodes.items()}
                 if not told:
-                    print(f"Waiting for {', '.join(missing)} ...", flush=True)
+                    _say(f"Waiting for {', '.join(missing)} ...")
                     told = True
                 time.sleep(0.3)
 
@@ -159,12 +160,12 @@ class FlowerTransport:
             if not online.get(node or 0)
         }
 
-    def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
+    def send(self, client: int, parts: Parts, seconds: float | None) -> None:
         """See :meth:`Transport.send`."""
         node, limit = self._nodes[client], _MONTH if seconds is None else seconds
         message = None
         if node is not None:
-            message = self._guarded(lambda: self._link.push(node, parts, str(round_idx), limit, self._patience))
+            message = self._guarded(lambda: self._link.push(node, parts, limit, self._patience))
         if message is None:
             self._refused.append(client)
         else:
@@ -193,7 +194,7 @@ class FlowerTransport:
                     del self._waiting[message]
                     yield Answer(client, None, "no answer within its deadline")
             if self._waiting and self._link.recovered():
-                print("The SuperLink is back. Orders without an answer are sent again.", flush=True)
+                _say("The SuperLink is back. Orders without an answer are sent again.")
                 lost, self._waiting = [client for client, _ in self._waiting.values()], {}
                 yield from (Answer(client, None, "the SuperLink was started again", lost=True) for client in lost)
             self._look(now)
@@ -216,13 +217,9 @@ class FlowerTransport:
         if reply.content is not None:
             return Answer(client, reply.content)
         revoked = reply.error in (_OFFLINE, *_LOST) and self.absent().get(client) == _REVOKED
-        cause = _REVOKED if revoked else self._cause(reply)
-        return Answer(client, None, cause, lost=not revoked and reply.error in _LOST)
-
-    def _cause(self, reply: Reply) -> str:
-        if reply.error == _OFFLINE:
-            return f"it has given no sign of life for {self._patience:g} s ('federation.pool.timeout')"
-        return _CAUSES.get(reply.error, f"error {reply.error} of Flower")
+        silent = f"it has given no sign of life for {self._patience:g} s ('federation.pool.timeout')"
+        cause = (_CAUSES | {_OFFLINE: silent}).get(reply.error, f"error {reply.error} of Flower")
+        return Answer(client, None, _REVOKED if revoked else cause, lost=not revoked and reply.error in _LOST)
 
     def _guarded(self, call: Any) -> Any:
         try:
@@ -248,11 +245,10 @@ class SilenceWatch:
 
     Args:
         patience: the seconds of silence after which a site has failed.
-        say: prints a line.
     """
 
-    def __init__(self, patience: float, say: Callable[[str], None] = lambda line: print(line, flush=True)) -> None:
-        self._patience, self._say = patience, say
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
         self._heard: dict[str, float] = {}  # of the silent ones, when they were heard last
 
     def look(self, nodes: Iterable[Node]) -> None:
@@ -263,10 +259,10 @@ class SilenceWatch:
             if silent >= _SILENT and node.name not in self._heard:
                 self._heard[node.name] = node.heard
                 since, until = (datetime.fromtimestamp(node.heard + more) for more in (0, self._patience))
-                self._say(
+                _say(
                     f"Site {node.name} has given no sign of life since {since:%Y-%m-%d %H:%M:%S} ({silent:.0f} s). Its order "
                     f"waits until {until:%Y-%m-%d %H:%M:%S}."
                 )
             elif silent < _SILENT and node.name in self._heard:
                 away = now - self._heard.pop(node.name)
-                self._say(f"Site {node.name} is back after {f'{away:.0f} s' if away < 120 else f'{away / 60:.0f} min'}.")
+                _say(f"Site {node.name} is back after {f'{away:.0f} s' if away < 120 else f'{away / 60:.0f} min'}.")

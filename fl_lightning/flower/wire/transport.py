@@ -33,13 +33,12 @@ class Transport(Protocol):
     def absent(self) -> Mapping[int, str]:
         """Return the clients that cannot be reached now, each with the cause in words."""
 
-    def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
+    def send(self, client: int, parts: Parts, seconds: float | None) -> None:
         """Send a request, of which the transport keeps nothing.
 
         Args:
             client: the client's id.
             parts: named bytes.
-            round_idx: the round, for logs.
             seconds: the time limit of the answer; None for no limit.
         """
 
