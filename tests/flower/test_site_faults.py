@@ -78,8 +78,7 @@ def test_a_site_that_lacks_a_version_says_so():
     """A copy of an old checkpoint, after the sites have dropped the state of its round."""
     net.prepare()
     config = net.configuration(5, strategy="Scaffold")
-    config["trainer"]["callbacks"] = [net.of("sites_over_bytes.Copy", round_idx=1)]
-    net.federate(config)
+    net.federate({**config, "trainer": {**config["trainer"], "callbacks": [net.of("sites_over_bytes.Copy", round_idx=1)]}})
     said = net.refused(config, "other", "--ckpt_path", "early.ckpt")
     assert "The server restarts at round 2, but this client only has the state for round 5" in said
 
