@@ -240,7 +240,7 @@ def forget_rounds(path: Path, first: int) -> None:
         first: first round to remove, from 0.
     """
     header, *rows = read_rows(path)
-    kept = [row for row in rows if int(row[0]) < first]
+    kept = [row for row in rows if row[0].isdigit() and int(row[0]) < first]
     if not kept:  # the new rows may have other columns
         path.unlink(missing_ok=True)
         return

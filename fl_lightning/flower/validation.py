@@ -69,7 +69,7 @@ def listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     Raises:
         WireError: if there are none.
     """
-    found = asked.get(name, () if name == "notes" else None)
+    found = asked.get(name)
     if not isinstance(found, tuple):
         raise WireError(f"The request does not have {name}.")
     return found

@@ -9,17 +9,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from fl_lightning.errors import DataError
+
 _FORMULA = re.compile("(^|[;\t])(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 """Where a cell that a spreadsheet would evaluate begins; in many countries it also takes a semicolon for a separator."""
 
 
 def read_rows(path: Path) -> list[list[str]]:
-    """Return the header and all complete rows, or an empty header without a file; a killed process may leave half a line."""
+    """Return the header and all complete rows, or an empty header without a file; a killed process may leave half a line.
+
+    Raises:
+        DataError: if the file cannot be read.
+    """
     try:
-        text = path.read_bytes().decode(errors="replace")
+        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
         rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
-    except (OSError, csv.Error):
-        rows = []
+    except (OSError, csv.Error) as error:
+        raise DataError(f"'{path}' cannot be read: {error}. Repair it, or move it away.") from error
     return [row for row in rows if len(row) == len(rows[0])] or [[]]
 
 

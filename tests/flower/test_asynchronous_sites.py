@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from fl_lightning.messages import ClientInfo
 from fl_lightning.options.asynchronous.arrivals import Recording
 
-TOP_K = {"class_path": "TopK", "init_args": {"share": 0.3}}
-KEPT = {"transforms": [TOP_K], "local": {"threads": 1, "engine": "fabric", "optimizer_state": "kept"}}
+KEPT = {"transforms": [net.of("TopK", share=0.3)], "local": {"threads": 1, "engine": "fabric", "optimizer_state": "kept"}}
 """Sites keep an error and an optimizer, so a result that is used once too often or too rarely changes the bits."""
 SKIP = {"policy": "skip"}
 
@@ -82,7 +81,7 @@ CASES: dict[str, dict[str, Any]] = {
 @settings(max_examples=3, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_replay_gives_the_bits_of_any_order(case, tmp_path_factory, data):
-    """Orders, buffers and lost answers are drawn, each of an answer to a task."""
+    """Orders, buffers and sites that die are drawn."""
     buffer = 1 if case == "changes" else data.draw(st.integers(1, 3), "buffer")
     net.prepare(tmp_path_factory.mktemp("sites"))
     net.CHOOSE["choose"] = lambda waiting: data.draw(st.sampled_from(sorted(waiting)), "next")
@@ -93,8 +92,11 @@ def test_a_replay_gives_the_bits_of_any_order(case, tmp_path_factory, data):
         if not net.is_task(parts):
             return ask()
         told.append(name)
-        reply = ask() if len(told) % 2 else b""  # with and without its training
-        return None if len(told) - 1 in lost else reply or ask()
+        reply = ask() if len(told) % 2 else b""  # it dies before or after its training
+        if len(told) - 1 not in lost:
+            return reply or ask()
+        net.start_site(Path(), name)  # it goes on from what it kept before this task
+        return None
 
     net.HOOK["hook"] = lose
     config = asynchronous(buffer, 5, faults=SKIP, **{"strategy": "FedBuff", **CASES[case]})
@@ -123,28 +125,6 @@ def test_a_replay_without_one_of_its_lines_is_refused():
 
 
 # ---------------------------------------------------------------- what dies
-
-
-@pytest.mark.slow
-def test_a_site_that_dies_costs_its_own_task():
-    """It dies while it trains its second task, starts again later, and goes on from what it kept before that task."""
-
-    def die(ask):
-        if len(asked) != 2:
-            return ask()
-        ask()
-        net.start_site(Path(), "north")
-        return None
-
-    net.prepare()
-    arrive(0, 1, 0, 1, 0, 1, 2, 0, 1, 2)
-    asked = net.disturb("north", die)
-    config = asynchronous(1, 9, faults=SKIP, **KEPT)
-    with pytest.warns(UserWarning, match="Round 2 continues without client north: no answer within its deadline"):
-        real = net.federate(config)
-    assert arrivals(lost=True) == [(2, 0, 1)]
-    assert len(arrivals()) == 9
-    assert net.same_bits(real, replayed(config))
 
 
 @pytest.mark.slow
@@ -216,7 +196,7 @@ LAST = ("real", "--ckpt_path", "last")
 
 def crash(config: dict[str, Any], round_idx: int, after: bool, *more: str) -> None:
     """Fit until the server dies."""
-    dies = {"class_path": "sites_over_bytes.Crash", "init_args": {"round_idx": round_idx, "after": after}}
+    dies = net.of("sites_over_bytes.Crash", round_idx=round_idx, after=after)
     with pytest.raises(SystemExit, match="killed"):
         net.federate({**config, "trainer": {**config["trainer"], "callbacks": [dies]}}, "real", *more)
 

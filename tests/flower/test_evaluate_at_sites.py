@@ -122,23 +122,15 @@ def test_cells_say_why_they_are_empty(here):
     assert "'policy.answers' is 3" in answers[3]
 
 
-@pytest.mark.slow
-def test_masks_and_noise_are_refused_by_name(here):
-    """The server refuses masks before it sends anything, and the site what its noise does not cover."""
-    asked = [Path(name, "state/audit.jsonl").read_text() for name in net.NAMES]
-    words = "'evaluate' measures each client, but with 'federation.secure_aggregation' the server learns no figure"
-    assert words in said("--federation.secure_aggregation", "SecureAggregation")
-    assert asked == [Path(name, "state/audit.jsonl").read_text() for name in net.NAMES]
-    net.restart("north", limits={"update": {"noise": {"least": 1.0}}, "tells": None})
-    assert "this site's policy requires 1.0" in said()
-
-
 def test_after_masked_training_the_staff_agree_to_the_evaluation_alone(capsys):
     """They could only agree to settings without masks, which a training without masks has, too."""
     masked(federations=1, tells=["examples", "steps", "loss", "evaluation/training"])
     net.federate(secure(2), "real")
+    sent = net.audit("site0")
     answers = said("--part", "training")
+    assert "'evaluate' measures each client, but with 'federation.secure_aggregation' the server learns no figure" in answers
     assert "remove 'federation.secure_aggregation': sites then answer questions, and train nothing" in answers
+    assert net.audit("site0") == sent  # it is refused before anything is sent
     alone = ("--federation.secure_aggregation", "null", "--part", "training")
     answers = said(*alone)
     assert answers.count("The server asks to evaluate models, whose figures for this site alone leave it; not to train.") == 3

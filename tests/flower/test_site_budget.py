@@ -198,10 +198,6 @@ def test_the_staff_read_what_is_spent(capsys):
     said = capsys.readouterr().out
     assert f"{'a' * 32}" in said
     assert f"epsilon {step_epsilon(6):.3g} of 100 is spent on the rows of 'cardiology' (delta 1e-05)" in said
-    north()
-    with pytest.raises(SystemExit):
-        main(["site", "budget", "--data", "north/data.yaml"])
-    assert "has no 'policy.update.noise.budget'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def test_everything_dies_and_starts_again(after):
     net.prepare()
     config = net.configuration(6, **SCAFFOLD)
     whole = net.simulate(config)
-    crash = {"class_path": "sites_over_bytes.Crash", "init_args": {"round_idx": 3, "after": after}}
+    crash = net.of("sites_over_bytes.Crash", round_idx=3, after=after)
     with pytest.raises(SystemExit, match="killed"):
         net.federate({**config, "trainer": {**config["trainer"], "callbacks": [crash]}})
     net.restart()
@@ -55,21 +55,18 @@ def test_a_repeated_order_is_answered_from_the_store():
 def test_an_update_that_was_not_used_leaves_no_trace_at_its_site():
     """A site that trained, and whose reply was lost, must go on like one that never got the order."""
     here, results = Path.cwd(), []
+
+    def drop(ask: Callable[[], bytes]) -> bytes | None:
+        if len(asked) != 2:
+            return ask()
+        if trains:
+            ask()
+            net.start_site(Path(), "south")
+        return None
+
     for trains in (False, True):
         net.prepare(here / str(trains))
-
-        asked: list[Any] = []
-
-        def drop(ask: Callable[[], bytes], trains: bool = trains, asked: list[Any] = asked) -> bytes | None:
-            asked.append(ask)
-            if len(asked) != 2:
-                return ask()
-            if trains:
-                ask()
-                net.start_site(Path(), "south")
-            return None
-
-        net.disturb("south", drop)
+        asked = net.disturb("south", drop)
         with pytest.warns(UserWarning, match="Round 1 continues without client south: no answer within its deadline"):
             results.append(net.federate(net.configuration(4, strategy="Scaffold", **SKIP)))
         assert len(asked) == 4
@@ -81,8 +78,7 @@ def test_a_site_that_lacks_a_version_says_so():
     """A copy of an old checkpoint, after the sites have dropped the state of its round."""
     net.prepare()
     config = net.configuration(5, strategy="Scaffold")
-    copy = {"class_path": "sites_over_bytes.Copy", "init_args": {"round_idx": 1}}
-    net.federate({**config, "trainer": {**config["trainer"], "callbacks": [copy]}})
+    net.federate({**config, "trainer": {**config["trainer"], "callbacks": [net.of("sites_over_bytes.Copy", round_idx=1)]}})
     said = net.refused(config, "other", "--ckpt_path", "early.ckpt")
     assert "The server restarts at round 2, but this client only has the state for round 5" in said
 

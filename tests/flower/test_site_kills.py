@@ -21,7 +21,7 @@ ANSWERED = {"after the state names the reply", "before the reply leaves"}
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
-    launch([str(Path(killed_site.__file__)), "--folder", str(folder)], 300, folder)
+    launch([str(Path(killed_site.__file__)), "--folder", str(folder)], 600, folder)
     return json.loads((folder / "found.json").read_text())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from asked_site import FEDERATION, NOISY, NOISY_STEPS, OTHER, ask, contract, model, named, noisy, north, order, sgd, told, work
-from sites_over_bytes import WITNESS, audit, configuration, federate, prepare, restart
+from sites_over_bytes import WITNESS, audit, configuration, federate, of, prepare
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.site.audit import AuditLog, read_log
@@ -18,11 +18,16 @@ from fl_lightning.flower.site.parent import main
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.store import SiteRecord, approve, digest_of, settings_of
 from fl_lightning.flower.wire.serve import _check_database
-from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.messages import ClientTask, EvalOrder, Question
 
 STATE = Path("north/state")
 THREE = {"machine": {"trainings": 3}}
+
+
+def command(capsys: Any, *words: str) -> str:
+    """Return what a command of the staff prints."""
+    main(["site", words[0], "--folder", str(STATE), *words[1:]])
+    return str(capsys.readouterr().out)
 
 
 # ---------------------------------------------------------------- how often
@@ -137,7 +142,7 @@ def test_an_agreement_to_train_covers_evaluations_of_the_same_settings_and_not_t
 
 
 def questions() -> list[EvalOrder]:
-    metric = {"class_path": "torchmetrics.classification.MulticlassAccuracy", "init_args": {"num_classes": 3}}
+    metric = of("torchmetrics.classification.MulticlassAccuracy", num_classes=3)
     return [EvalOrder(1, 0, "training", "question", question=Question(metric, 0, 0.95))]
 
 
@@ -188,10 +193,6 @@ def test_settings_with_the_same_digest_are_others(federations, monkeypatch):
 def test_the_staff_reads_the_difference_and_is_asked_before_it_agrees(capsys, monkeypatch):
     """It was agreed first and printed afterwards, whole: that masks were gone was one line among a hundred."""
 
-    def command(*words: str) -> str:
-        main(["site", "approve", "--folder", str(STATE), *words])
-        return capsys.readouterr().out
-
     def answered(question: str) -> str:
         asked.append(question)
         if not answers:
@@ -204,19 +205,19 @@ def test_the_staff_reads_the_difference_and_is_asked_before_it_agrees(capsys, mo
     site = north(federations=1)
     assert not told(ask(site, "prepare"))
     changed = contract(local={"threads": 1, "max_epochs": 9})
-    words = told(ask(site, "prepare", contract=changed)).partition("--name north ")[2].split()
+    words = ("approve", *told(ask(site, "prepare", contract=changed)).partition("--name north ")[2].split())
     for _ in range(2):
         with pytest.raises(SystemExit):
-            command(*words)
+            command(capsys, *words)
         shown = capsys.readouterr()
         assert "Not agreed, so nothing has changed." in shown.err
         assert '+      "max_epochs": 9,' in shown.out
         assert "ClassificationTask" not in shown.out
         assert "have changed" in told(ask(site, "prepare", contract=changed))
-    assert f"Agreed to federation {FEDERATION}." in command(*words)
+    assert f"Agreed to federation {FEDERATION}." in command(capsys, *words)
     assert not told(ask(site, "prepare", contract=changed))
     with pytest.raises(SystemExit):
-        command(*words)
+        command(capsys, *words)
     assert "Run the command in a terminal, or pass '--yes'." in capsys.readouterr().err
     assert asked == ["Agree to them? [yes/no] "] * 4
 
@@ -236,31 +237,26 @@ def test_refused_settings_do_not_fill_the_disk():
 
 
 def test_the_log_says_what_left():
-    """Model, settings once, the part evaluated, every number and metric of every message."""
-    prepare()
-    restart(client_test=0.25)
-    federate(configuration(client_evaluation={"every_n_rounds": 1, "metric": "val_accuracy"}))
+    """Each message, the settings once, what was ordered, every number that left, and the update's tensors by shape."""
+    site = north(tells=["examples", "loss", "evaluation/training"])
+    ask(site, "describe")
+    for session in "ab":
+        work(site, order(), EvalOrder(1, 0, "training", "route"), session=session, route=named("FedStar"))
     lines = audit()
     assert read_log(STATE / "audit.jsonl") == (lines, [])
-    (folder,) = (STATE / "federations").iterdir()
-    assert {line["federation"] for line in lines if line["kind"] != "describe"} == {folder.name}
+    assert {line["federation"] for line in lines} == {FEDERATION}
     assert all(len(line["sha256"]) == 64 for line in lines)
-    described = next(line for line in lines if line["kind"] == "describe" and line["direction"] == "out")
-    assert described["told"]["num_examples"] == 18
-    prepared = [line for line in lines if line.get("settings")]
-    assert {line["model"] for line in prepared if line["kind"] != "settings"} == {"fl_lightning.ClassificationTask"}
-    (text,) = (line["text"] for line in prepared if "text" in line)
+    assert [line["told"]["num_examples"] for line in lines if "told" in line] == [24]
+    assert {line["model"] for line in lines if "model" in line} == {"fl_lightning.ClassificationTask"}
+    (text,) = (line["text"] for line in lines if "text" in line)
     assert json.loads(text)["federation"]["local"]["threads"] == 1
     orders = [one for line in lines for one in line.get("orders", ())]
-    assert [one["train"]["round"] for one in orders if "train" in one] == [0, 1, 2]
-    assert {one["evaluate"] for one in orders if "evaluate" in one} == {"test"}
-    replies = [one for line in lines for one in line.get("replies", ()) if line["direction"] == "out"]
-    updates = [one["ClientUpdate"] for one in replies if "ClientUpdate" in one]
-    assert [one["round_idx"] for one in updates] == [0, 1, 2]
-    assert all(one["train_loss"] > 0 and one["metrics"].keys() >= {"train_loss"} for one in updates)
-    assert len([one for one in replies if "EvalReport" in one]) == len([one for one in orders if "evaluate" in one])
-    models = [line["tensors"]["replies[0].model.vector"] for line in lines if "replies[0].model.vector" in line["tensors"]]
-    assert models == [["float32", 6 * 5 + 5 + 5 * 3 + 3]] * 3
+    assert [one.get("evaluate", "train") for one in orders] == ["train", "training"] * 2
+    sent = [line for line in lines if "replies" in line]
+    updates, reports = zip(*(line["replies"] for line in sent), strict=True)
+    assert all(one["ClientUpdate"]["train_loss"] > 0 for one in updates)
+    assert all(one["EvalReport"]["value"] > 0 for one in reports)
+    assert [line["tensors"]["replies[0].model.vector"] for line in sent] == [["float32", 6 * 5 + 5 + 5 * 3 + 3]] * 2
 
 
 def test_a_missing_or_changed_line_shows():
@@ -288,16 +284,12 @@ def test_a_missing_or_changed_line_shows():
 def test_a_log_that_is_written_anew_lacks_what_the_server_has_seen(capsys):
     """Whoever can write the file can make a chain without an update; the server's digests are out of his reach."""
 
-    def command() -> str:
-        main(["site", "audit", "--folder", str(STATE), "--witness", "witness.txt"])
-        return capsys.readouterr().out
-
     WITNESS.clear()
     prepare()
-    restart()
     federate(configuration())
     Path("witness.txt").write_text("\n".join(WITNESS["north"]))
-    said = command()
+    words = ("audit", "--witness", "witness.txt")
+    said = command(capsys, *words)
     assert f"The log has all {len(WITNESS['north'])} lines of which the server has kept the digest." in said
     lines = [line for line in audit() if not any("ClientUpdate" in one for one in line.get("replies", ()))]
     assert len(lines) == len(audit()) - 3
@@ -309,14 +301,14 @@ def test_a_log_that_is_written_anew_lacks_what_the_server_has_seen(capsys):
             previous = hashlib.sha256(raw).hexdigest()
             file.write(raw + b"\n")
     with pytest.raises(SystemExit, match="1"):
-        command()
+        command(capsys, *words)
     said = capsys.readouterr().out
     assert "the chain is complete." in said
     assert "The log LACKS " in said
     assert "lines of which the server has kept the digest, first that of line " in said
     Path("witness.txt").unlink()
     with pytest.raises(SystemExit):
-        command()
+        command(capsys, *words)
     assert "Cannot read 'witness.txt' (FileNotFoundError)." in capsys.readouterr().err
 
 
@@ -328,8 +320,7 @@ def test_a_line_that_is_no_entry_is_named(left, capsys):
         file.write(left)
     number = len((STATE / "audit.jsonl").read_bytes().splitlines())
     ask(north(), "prepare")
-    main(["site", "audit", "--folder", str(STATE)])
-    said = capsys.readouterr().out
+    said = command(capsys, "audit")
     assert "the chain is complete." in said
     assert f"Line {number} was cut off, by a kill or a full disk: which message it was is not known." in said
 
@@ -416,14 +407,6 @@ def test_a_damaged_file_of_a_site_is_named_to_its_staff_alone(name, policy, fix,
     assert any(f"{name}' is damaged. {fix}" in line for line in said), said
 
 
-def test_a_damaged_file_of_a_server_is_named():
-    folder = ServerFolder(Path("fed"))
-    folder.create()
-    Path("fed/sites.json").write_text("{")
-    with pytest.raises(ConfigurationError, match=r"The file 'fed/sites.json' is damaged\. Restore it"):
-        folder.number("a")
-
-
 def test_a_damaged_database_of_a_server_is_named():
     _check_database(Path("state.db"))
     with closing(sqlite3.connect("state.db")) as database:
@@ -442,20 +425,16 @@ def test_a_damaged_database_of_a_server_is_named():
 
 
 def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
-    def command(*words: str) -> str:
-        main(["site", words[0], "--folder", str(STATE), *words[1:]])
-        return capsys.readouterr().out
-
     site = north(federations=0)
     words = told(work(site)).partition("fl-lightning site ")[2].split()
     assert words[:3] == ["approve", "--name", "north"]
-    said = command("approve", *words[3:], "--yes")
+    said = command(capsys, "approve", *words[3:], "--yes")
     assert said.startswith(f"The settings of federation {FEDERATION}:")
     assert '"class_path": "fl_lightning.ClassificationTask"' in said
     assert said.endswith(f"Agreed to federation {FEDERATION}.\n")
     for _ in range(2):
         assert not told(work(site))
-    said = command("audit")
+    said = command(capsys, "audit")
     assert f"federation {FEDERATION}: " in said
     assert "messages; ordered 3 trainings, 0 evaluations" in said
     assert f"    settings: {words[4]}\n    model: fl_lightning.ClassificationTask\n" in said
@@ -465,33 +444,14 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     assert "    stored: True\n" in told_again
     assert "error: RefusedError" in said
     assert "the chain is complete." in said
-    assert "Deleted what this site kept for it." in command("withdraw", FEDERATION)
+    assert "Deleted what this site kept for it." in command(capsys, "withdraw", FEDERATION)
     assert not (STATE / "federations" / FEDERATION).exists()
     assert "has withdrawn" in told(work(site, order(round_idx=1)))  # at once
     assert "has withdrawn" in told(work(north(federations=0)))
-    assert "in which this site had not taken part." in command("withdraw", OTHER)
+    assert "in which this site had not taken part." in command(capsys, "withdraw", OTHER)
     assert "This site has withdrawn from this federation on " in told(ask(north(), "prepare", federation=OTHER))
     log = STATE / "audit.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"num_steps": 3', b'"num_steps": 9', 1))
     with pytest.raises(SystemExit, match="1"):
-        command("audit", "--federation", OTHER)
+        command(capsys, "audit", "--federation", OTHER)
     assert "the chain is BROKEN before the lines " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("audit", "Which site? Pass '--name', or '--folder'"),
-        ("audit --name nowhere", "'site_nowhere' is not the folder of a site that has had a message."),
-        ("approve --folder north/state xyz 0", "The federation is 'xyz', but must be 32 hexadecimal digits"),
-        (f"approve --folder north/state {OTHER} {'0' * 64}", "No server has sent settings with the digest '000"),
-        ("withdraw --folder north/state 1", "The federation is '1'"),
-    ],
-)
-def test_wrong_words_of_the_staff_are_one_message(words, said, capsys):
-    ask(north(), "prepare")
-    with pytest.raises(SystemExit):
-        main(["site", *words.split()])
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1

@@ -44,7 +44,6 @@ CHECKPOINT = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}
         {"model": model(network=named("ResNet18", weights="model"))},
         {"model": model(network=named("ResNet18", weights="https://example.org/w.pt"))},
         {"model": model(network=named("MLP", in_features="../../etc/passwd"))},
-        {"model": model(network=named("MLP", __class__=1))},
         {"model": model(network=named("MLP", no_such=1))},
     ],
 )

@@ -11,12 +11,9 @@ import yaml
 from accountants import gaussian_epsilon
 
 import fl_lightning
-from fl_lightning import ConfigurationError
 from fl_lightning.cli.commands.export import main as export
 from fl_lightning.errors import FederationError
-from fl_lightning.flower.server.agree import require_same
 from fl_lightning.flower.site.policy import Policy
-from fl_lightning.messages import ClientInfo
 
 
 def once(**settings: Any) -> dict[str, Any]:
@@ -26,12 +23,8 @@ def once(**settings: Any) -> dict[str, Any]:
 ADAPTIVE = net.of("F1WeightedCrossEntropy", num_classes=3, epsilon=0.1)
 TOP_K, HALF, QUANTIZE = net.of("TopK", share=0.3), net.of("HalfPrecision", dtype="float16"), net.of("Quantize", bits=5, block=7)
 CASES: dict[str, dict[str, Any]] = {
-    "FedAvg": {},
     "AdaFed with its loss": {"strategy": "AdaFed", "loss": ADAPTIVE},
-    "FedAvgM": {"strategy": "FedAvgM"},
     "FedProx": {"local": once(proximal_mu=0.3, max_epochs=2)},
-    "SCAFFOLD, 2 of 3 sites": {"strategy": "Scaffold", "clients_per_round": 2},
-    "Krum": {"strategy": net.of("Krum", attackers=0)},
     "Fed-Cyclic": {"route": "FedCyclic"},
     "RingFed": {"route": net.of("RingFed", periods=2)},
     "torch's loss and Adam": {"server_optimizer": net.of("torch.optim.Adam"), "loss": "torch.nn.CrossEntropyLoss"},
@@ -221,31 +214,18 @@ def test_what_a_site_cannot_export_is_refused():
         assert message in str(told.value)
 
 
-NOT_ALLOWED: list[tuple[dict[str, Any], str, str]] = [
-    ({"strategy": "FedLoss"}, "'federation.strategy FedLoss'", "validation"),
-    ({"strategy": net.of("AdaFed", metric="val_loss", scored_by="clients")}, "'federation.strategy AdaFed'", "validation"),
-    ({"client_evaluation": {"every_n_rounds": 1, "metric": "val_loss"}}, "'federation.client_evaluation'", "test"),
-    ({"strategy": "QFedAvg"}, "'the losses that QFedAvg reads'", "training"),
-    ({"strategy": "AFL"}, "'the losses that AFL reads'", "training"),
-    ({"route": "FedStar"}, "'federation.route FedStar'", "training"),
-]
-
-
-@pytest.mark.parametrize(("settings", "what", "part"), net.slow_but(NOT_ALLOWED, NOT_ALLOWED[2]))
-def test_evaluations_that_sites_do_not_allow_are_refused_first(settings, what, part):
-    """In one message with all of them and the line to add."""
+def test_evaluations_that_sites_do_not_allow_are_refused_first():
+    """In one message with all of them and the line to add; test_site_policy.py has the settings that need some."""
     net.prepare(tells=["examples"])
     net.give_parts()
-    said = net.refused(net.configuration(**settings))
-    assert said.count(f"{what} needs what this site does not tell: figures of models on its {part} examples") == 3
-    assert f"under 'policy': tells: [examples, evaluation/{part}]" in said
+    said = net.refused(net.configuration(client_evaluation={"every_n_rounds": 1, "metric": "val_loss"}))
+    needs = "'federation.client_evaluation' needs what this site does not tell: figures of models on its test examples"
+    assert said.count(needs) == 3
+    assert "under 'policy': tells: [examples, evaluation/test]" in said
     assert {line["kind"] for line in net.audit()} == {"describe", "prepare", "error"}
 
 
 # ---------------------------------------------------------------- columns
-
-
-REST = (2, 3, 4, 5)
 
 
 def columns(path: Path, order: list[int], names: dict[str, str]) -> None:
@@ -257,26 +237,13 @@ def columns(path: Path, order: list[int], names: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("order", "names", "who"),
-    [([1, 0, *REST], {}, ["south"]), ([1, 0, *REST], {}, net.NAMES), ([0, 1, *REST], {"pixel_0": "age"}, net.NAMES)],
-)
-def test_a_site_with_other_columns_is_refused(order, names, who):
+def test_a_site_with_other_columns_is_refused():
     """A model reads features by their place, so it would take one for another."""
     net.prepare()
-    for name in who:
-        columns(Path(name, "own.csv"), order, names)
-    net.restart(*who)
+    columns(Path("north/own.csv"), [1, 0, 2, 3, 4, 5], {})
+    columns(Path("west/own.csv"), [*range(6)], {"pixel_0": "age"})
+    net.restart()
     found = net.refused(net.configuration())
-    assert f"{', '.join(who)} and the server have different columns, so the same number would not mean the same." in found
+    assert "north, west and the server have different columns, so the same number would not mean the same." in found
     assert "The server's are pixel_0, pixel_1, " in found
     assert "age" not in found  # only digests of names leave a site
-
-
-def test_names_that_the_server_lacks_are_compared_among_sites():
-    infos = [ClientInfo("a", 1), *(ClientInfo(name, 1, digests=("", "x")) for name in "bc")]
-    require_same(infos, "")
-    with pytest.raises(ConfigurationError, match=r"^d and b have different columns, so .* Give all one list"):
-        require_same([*infos, ClientInfo("d", 1, digests=("", "y"))], "")
-    with pytest.raises(ConfigurationError, match=r"^b and a have different classes, .* Set 'classes' of all to one"):
-        require_same([ClientInfo(name, 1, digests=(name, "")) for name in "ab"], "")

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from asked_site import opened
 from hospitals_over_bytes import asking, config, over_bytes, start_again, start_hospitals, write_site
-from sites_over_bytes import POOL, TELLS, TOLD, refused, same_bits, simulate, start_site
+from sites_over_bytes import POOL, TELLS, TOLD, same_bits, simulate, start_site
 from small_images import paint
 from three_hospitals import NAMES, SCHEMA, clean, expected
 
@@ -18,7 +18,6 @@ from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.functional.exact_moments import Moments
 
 SUMS = [*TELLS, "statistics"]
-FEATURES = {"federation_report": {"features": True, "min_count": 5}}
 
 
 @pytest.fixture
@@ -86,15 +85,6 @@ def test_persons_count_and_not_their_rows(hospitals):
             ones = expected(clean())[0][column][:30].sum()
             assert column[:3] not in ("sex", "sta") or sums[0][k] == "0" or ones >= 3 * least
     assert data.info("north", Policy(tells=["statistics"], min_rows=11), statistics=True).moments is None
-
-
-def test_a_report_about_inputs_is_refused_beside_privacy(hospitals):
-    found = config(**FEATURES)
-    privacy = {"max_norm": 1.0, "noise_multiplier": 1.0, "noise": "local"}
-    found["federation"]["transforms"] = [{"class_path": "ClientPrivacy", "init_args": privacy}]
-    said = refused(found, fit=over_bytes)
-    assert "'federation_report.features' reads sums over the clients' inputs, which get no noise, but ClientPrivacy" in said
-    assert not TOLD
 
 
 def test_describe_says_how_to_ask_sites(hospitals, capsys):

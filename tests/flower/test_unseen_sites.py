@@ -1,18 +1,12 @@
 """Held-out sites over the network: the bits of the simulation, no training order, and their own numbers."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sites_over_bytes import LINES, NAMES, configuration, federate, prepare, restart, same_bits, simulate
-
-from fl_lightning.flower import envelope
-from fl_lightning.flower.server.exchange import Exchange
-from fl_lightning.flower.wire.transport import Answer
+from sites_over_bytes import LINES, NAMES, configuration, federate, prepare, restart, same_bits, simulate, slow_but
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", ["south", "north west"])
+@pytest.mark.parametrize("names", slow_but(["south", "north west"], "south"))
 def test_the_bits_and_figures_of_the_simulation(names):
     """Another site is held out in the next fit: each keeps the number by which it holds rows back."""
     prepare()
@@ -29,30 +23,3 @@ def test_the_bits_and_figures_of_the_simulation(names):
     config["data"]["held_out_clients"] = ["west"]
     federate(config, "next")
     assert Path("next/unseen_clients.csv").exists()
-
-
-class Recorded:
-    """A transport that records what it was asked."""
-
-    def __init__(self) -> None:
-        self.sent: list[int] = []
-
-    def absent(self) -> dict[int, str]:
-        return {1: "it is offline"}
-
-    def send(self, client: int, parts: Any, seconds: float | None) -> None:
-        self.sent.append(client)
-
-    def answers(self) -> Any:
-        return iter([Answer(client, envelope.reply(number=client)) for client in self.sent])
-
-
-def test_held_out_sites_are_the_last_clients_and_keep_their_numbers():
-    transport: Any = Recorded()
-    exchange = Exchange(transport, "abc", [0, 2, 1], lambda name, digest: None)
-    assert exchange.absent() == {2: "it is offline"}
-    for client in range(3):
-        exchange.post(client, b"")
-    assert transport.sent == [0, 2, 1]
-    answers = exchange.answers(lambda client, found: found["number"])
-    assert list(answers) == [(0, 0), (1, 2), (2, 1)]

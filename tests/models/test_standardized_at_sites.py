@@ -25,7 +25,7 @@ NO_SUMS = [{}, {"tells": None, "update": {"noise": {"least": 0.5}}}]
 
 @pytest.mark.slow
 def test_sites_that_consent_give_the_bits_of_the_simulation():
-    prepare(policy=SUMS)
+    prepare(**SUMS)
     one, other = simulate(scaled(3)), federate(scaled(3))
     assert same_bits(one, other)
     (mean,) = (tensor for name, tensor in one.items() if name.endswith("network.mean"))
@@ -35,7 +35,7 @@ def test_sites_that_consent_give_the_bits_of_the_simulation():
 
 @pytest.mark.parametrize("policy", NO_SUMS, ids=["not allowed", "noise is required"])
 def test_sites_tell_no_sums_unless_their_policy_says_so(policy):
-    prepare(policy=policy)
+    prepare(**policy)
     said = refused(scaled())
     assert "but site north does not tell the sums of its inputs. If its staff agrees, they add 'statistics' to" in said
     assert TOLD["north"].moments is None  # the others have more rows
@@ -44,7 +44,7 @@ def test_sites_tell_no_sums_unless_their_policy_says_so(policy):
 
 @pytest.mark.slow
 def test_sums_are_not_told_to_a_server_that_does_not_ask():
-    prepare(policy=SUMS)
+    prepare(**SUMS)
     federate(configuration())
     assert all(info.moments is None for info in TOLD.values())
     assert not list(Path().rglob("statistics.sha256"))
@@ -53,7 +53,7 @@ def test_sums_are_not_told_to_a_server_that_does_not_ask():
 @pytest.mark.slow
 def test_changed_data_are_not_told_again():
     """The difference of two answers is the sum over the rows that changed."""
-    prepare(policy=SUMS)
+    prepare(**SUMS)
     federate(scaled())
     federate(scaled(), "again")  # the same answer tells nothing new
     path = Path("south/own.csv")
@@ -79,7 +79,7 @@ IMPOSSIBLE = [
 @pytest.mark.slow
 @pytest.mark.parametrize("told", IMPOSSIBLE)
 def test_impossible_sums_are_refused(told, monkeypatch):
-    prepare(policy=SUMS)
+    prepare(**SUMS)
     own = SERVERS["west"]._data.info
     monkeypatch.setattr(SERVERS["west"]._data, "info", lambda *args: replace(own(*args), moments=told))
     assert "Site west tells impossible moments (" in refused(scaled())

@@ -14,11 +14,12 @@ from asked_site import north
 from masked_sites import masked
 from own_certificates import put_certificate
 from refusing import Refusal, later, told
-from sites_over_bytes import configuration, prepare, refused, restart, simulate
+from sites_over_bytes import at_sites, configuration, prepare, refused, restart, simulate
 
 from fl_lightning import ConfigurationError
 from fl_lightning.compat.flower import FLOWER
 from fl_lightning.flower.site.budget import SiteBudget
+from fl_lightning.flower.site.commands import main as decide
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Budget, Form, Machine, Masks, Noise, Policy
 from fl_lightning.flower.site.settings import read_settings
@@ -82,6 +83,10 @@ def replaying(rounds: int = 2, **federation: Any) -> None:
     raise ConfigurationError(refused(config, fit=simulate))
 
 
+def reporting(config: dict[str, Any]) -> None:
+    config["federation_report"] = {"features": True}
+
+
 OWN_NOISE = {"class_path": "ClientPrivacy", "init_args": {"max_norm": 1, "noise_multiplier": 1, "noise": "local"}}
 SITE = [
     # the policy
@@ -117,6 +122,8 @@ SITE = [
     Refusal(budget(delta=1.0), "'policy.update.noise.budget.delta' must be"),
     # silence that is shorter than two signs of life
     Refusal(lambda: FlowerPool(timeout=5), "'federation.pool.timeout' ... 30 seconds or above, or null ... 5"),
+    # a report that has no noise
+    Refusal(at_sites(start=False, transforms=[OWN_NOISE], change=reporting), "reads sums over the clients' ... get no noise"),
     # a replay that could not repeat a run to the bit
     Refusal(replaying(transforms=[OWN_NOISE]), "repeats a run to the bit, but ClientPrivacy adds noise that each site draws"),
     Refusal(replaying(availability={"clock": {"ticks": 10}}), "which cannot have had 'federation.availability.clock'"),
@@ -188,6 +195,12 @@ def with_another_key(folder: ServerFolder) -> None:
     Path(folder.files["certificate"]).write_bytes(kept)
 
 
+def with_damaged_numbers(folder: ServerFolder) -> None:
+    folder.create()
+    Path("fed/sites.json").write_text("{")
+    folder.number("a")
+
+
 def spoilt(name: str) -> Callable[[ServerFolder], None]:
     def make(folder: ServerFolder) -> None:
         put_certificate(folder, "h")
@@ -207,6 +220,16 @@ def public_as_private() -> None:
 def listening_twice() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen("127.0.0.1", taken.getsockname()[1])
+
+
+@later
+def staff(words: str) -> None:
+    """Return what the staff of a site type."""
+    Path("site_a").mkdir()
+    Path("site_a/audit.jsonl").touch()
+    Path("data.yaml").write_text(EMBEDDED)
+    command, *others = words.split()
+    decide(command, others)
 
 
 def connecting() -> None:
@@ -260,8 +283,16 @@ SITE_FILE = [
     Refusal(serving(with_another_key), UNUSABLE),
     *(Refusal(serving(spoilt(name)), UNUSABLE) for name in ("ca", "certificate", "key")),
     Refusal(serving(put_certificate), "server.crt' is for no host, but not for h ('--host')."),
-    Refusal(serving(lambda folder: put_certificate(folder, "h")), "is for h, but not for 127.0.0.1 (where ... see docs"),
+    Refusal(serving(lambda folder: put_certificate(folder, "h")), "but not for 127.0.0.1 (where ... give yours to a proxy"),
+    # what the staff type
+    Refusal(staff("audit"), "Which site? Pass '--name', or '--folder'"),
+    Refusal(staff("audit --name nowhere"), "'site_nowhere' is not the folder of a site that has had a message."),
+    Refusal(staff("approve --name a xyz 0"), "The federation is 'xyz', but must be 32 hexadecimal digits"),
+    Refusal(staff(f"approve --name a {'b' * 32} {'0' * 64}"), "No server has sent settings with the digest '000"),
+    Refusal(staff("withdraw --name a 1"), "The federation is '1'"),
+    Refusal(staff("budget --data data.yaml"), "'data.yaml' has no 'policy.update.noise.budget'"),
     # folders, ports and addresses
+    Refusal(serving(with_damaged_numbers), "The file 'fed/sites.json' is damaged. Restore it"),
     Refusal(folder_is_a_file, "Cannot create the folder 'taken' (File exists). Choose another."),
     Refusal(listening_twice, "Cannot listen on 127.0.0.1: ... Choose another port."),
     Refusal(lambda: listen("192.0.2.1", 0), "Cannot listen on 192.0.2.1:0 ... Choose another address for '--bind'"),

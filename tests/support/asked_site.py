@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sites_over_bytes import prepare, restart
+from sites_over_bytes import of, prepare, restart
 
 import fl_lightning
 from fl_lightning.clients.module_copy import client_copy
@@ -17,19 +17,25 @@ from fl_lightning.wire import to_bytes
 
 FEDERATION = "a" * 32
 OTHER = "b" * 32
-NETWORK = {"class_path": "fl_lightning.MLP", "init_args": {"in_features": 6, "hidden": [5], "num_classes": 3}}
-BATCH_NORM = {"class_path": "fl_lightning.LeNet", "init_args": {"num_classes": 3, "batch_norm": True}}
+
+
+def named(name: str, **arguments: Any) -> dict[str, Any]:
+    """Return the values of a class of this package."""
+    return of(f"fl_lightning.{name}", **arguments)
+
+
+NETWORK = named("MLP", in_features=6, hidden=[5], num_classes=3)
+BATCH_NORM = named("LeNet", num_classes=3, batch_norm=True)
 
 
 def sgd(**settings: Any) -> dict[str, Any]:
-    return {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1, **settings}}
+    return of("torch.optim.SGD", **{"lr": 0.1, **settings})
 
 
 def model(**changes: Any) -> dict[str, Any]:
     """Return the values of a model, with other arguments."""
-    loss = {"class_path": "fl_lightning.CrossEntropy", "init_args": {}}
-    arguments = {"num_classes": 3, "network": NETWORK, "loss": loss, "optimizer": sgd(), **changes}
-    return {"class_path": "fl_lightning.ClassificationTask", "init_args": arguments}
+    own = {"num_classes": 3, "network": NETWORK, "loss": named("CrossEntropy"), "optimizer": sgd()}
+    return named("ClassificationTask", **own | changes)
 
 
 MODEL = model()
@@ -37,17 +43,11 @@ MODEL = model()
 
 def noisy(**settings: Any) -> dict[str, Any]:
     """Return a transform that adds noise at the site."""
-    arguments = {"max_norm": 1.0, "noise_multiplier": 50.0, "noise": "local", **settings}
-    return {"class_path": "fl_lightning.ClientPrivacy", "init_args": arguments}
+    return named("ClientPrivacy", **{"max_norm": 1.0, "noise_multiplier": 50.0, "noise": "local", **settings})
 
 
 NOISY = {"transforms": [noisy()]}
 NOISY_STEPS: dict[str, Any] = {"threads": 1, "privacy": {"noise_multiplier": 50.0, "max_grad_norm": 1.0, "delta": 1e-5}}
-
-
-def named(name: str, **arguments: Any) -> dict[str, Any]:
-    """Return the values of a class of this package."""
-    return {"class_path": f"fl_lightning.{name}", "init_args": arguments}
 
 
 def contract(**changes: Any) -> dict[str, Any]:

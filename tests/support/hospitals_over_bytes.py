@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import yaml
-from sites_over_bytes import ABSENT, HOOK, POLICY, POOL, REGISTERED, TOLD, configuration, simulate, start_site
+from sites_over_bytes import ABSENT, HOOK, POLICY, POOL, REGISTERED, TOLD, configuration, of, simulate, start_site
 from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, in_clients, write_exports
 
 from fl_lightning.flower import envelope
@@ -19,16 +19,14 @@ TABLE = {"test_share": 0, "standardize": False, "batch_size": 8}
 
 
 def write_site(
-    name: str, path: str, schema: str | None = SCHEMA, own: dict[str, Any] | None = None, limits: Any = (), **settings: Any
+    name: str, path: str, schema: str = SCHEMA, own: dict[str, Any] | None = None, limits: Any = (), **settings: Any
 ) -> Path:
-    """Write a site's data.yaml, with a copy of the schema of its own unless that is None."""
+    """Write a site's data.yaml, with a copy of the schema of its own."""
     folder = Path(name)
     folder.mkdir(exist_ok=True)
-    (folder / "own_schema.yaml").write_text(schema or "")
-    arguments = {**TABLE, "path": path, **SETTINGS[name], **(own or {})}
-    arguments |= {} if schema is None else {"schema": str(folder / "own_schema.yaml")}
-    site = {"datamodule": {"class_path": "TableDataModule", "init_args": arguments}, "device": "cpu", **settings}
-    site["policy"] = {**POLICY, **dict(limits)}
+    (folder / "own_schema.yaml").write_text(schema)
+    arguments = {**TABLE, "path": path, **SETTINGS[name], **(own or {}), "schema": str(folder / "own_schema.yaml")}
+    site = {"datamodule": of("TableDataModule", **arguments), "device": "cpu", "policy": {**POLICY, **dict(limits)}, **settings}
     (folder / "data.yaml").write_text(yaml.safe_dump(site, allow_unicode=True))
     return folder / "data.yaml"
 
@@ -61,10 +59,9 @@ def config(paths: dict[str, str] | None = None, features: int = 14, scaled: bool
     arguments = found["model"]["init_args"]
     arguments["network"]["init_args"]["in_features"] = features
     if scaled:
-        scale = {"num_features": features, "network": arguments["network"]}
-        arguments["network"] = {"class_path": "Standardized", "init_args": scale}
+        arguments["network"] = of("Standardized", num_features=features, network=arguments["network"])
     own: dict[str, Any] = {**TABLE, "schema": "schema.yaml"}
-    found["data"] = {"datamodule": {"class_path": "TableDataModule", "init_args": {**own, "test_path": "server.csv"}}}
+    found["data"] = {"datamodule": of("TableDataModule", **own, test_path="server.csv")}
     if paths is not None:
         found["data"] = {"clients": in_clients(paths, **own)}
     return found

@@ -27,6 +27,7 @@ from fl_lightning.flower.site.server import SiteServer
 from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.flower.site.store import SiteStore
 from fl_lightning.functional.privacy import epsilon_of_examples
+from fl_lightning.functional.releases import epsilon_of_releases
 from fl_lightning.messages import ClientTask
 from fl_lightning.wire import to_bytes
 
@@ -50,11 +51,6 @@ def is_training(_: Any, message: Any) -> bool:
 
 def always(*_: Any) -> bool:
     return True
-
-
-def half_a_line(descriptor: int) -> None:
-    """Leave only a part of the last line on the disk."""
-    os.ftruncate(descriptor, os.fstat(descriptor).st_size - 40)
 
 
 PLACES: Mapping[str, tuple[Any, str, str, Callable[..., bool]]] = {
@@ -84,7 +80,7 @@ def killing(place: str) -> Any:
     def deadly(*args: Any, **more: Any) -> Any:
         fatal = concerns(*args)
         if fatal and when == "cut":
-            half_a_line(args[0])
+            os.ftruncate(args[0], os.fstat(args[0]).st_size - 40)  # only a part of the last line is on the disk
         if fatal and when != "after":
             os.kill(os.getpid(), signal.SIGKILL)
         result = real(*args, **more)
@@ -95,61 +91,41 @@ def killing(place: str) -> Any:
     return mock.patch.object(owner, name, deadly)
 
 
-def slow_between_reading_and_writing() -> Any:
-    """Give another process the time to read what this one has read, if no lock keeps it out."""
-    import fl_lightning.flower.site.budget as module
-
-    real = module.epsilon_of_releases
-
-    def slow(*args: Any) -> float:
-        time.sleep(0.3)
-        return real(*args)
-
-    return mock.patch.object(module, "epsilon_of_releases", slow)
-
-
 def lines(folder: Path) -> list[str]:
     """Return the complete lines of the account."""
     return [line for line in (folder / ACCOUNT).read_text().splitlines(True) if line.endswith("\n")]
 
 
-class Witness:
-    """Write down each training and the lines before it, and the numbers that leave."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.real = folder, Site.handle
-
-    def note(self, **what: Any) -> None:
-        with (self.folder / "witness.jsonl").open("a") as file:
-            file.write(json.dumps(what) + "\n")
-
-    def watching(self) -> Any:
-        def handle(site: Site, message: Any) -> Any:
-            if isinstance(message, ClientTask):
-                self.note(trains=len(lines(self.folder)))
-            return self.real(site, message)
-
-        return mock.patch.object(Site, "handle", handle)
+def note(folder: Path, **what: Any) -> None:
+    """Write down a training and the lines before it, or the numbers that leave."""
+    with (folder / "witness.jsonl").open("a") as file:
+        file.write(json.dumps(what) + "\n")
 
 
 def ask(folder: Path, federation: str, state: str, ready: Callable[[], None]) -> None:
     """Start a site, have it train, and note what leaves it."""
     torch.set_num_threads(1)
-    settings, witness = read_settings(folder / "north" / "data.yaml"), Witness(folder)
+    settings, real = read_settings(folder / "north" / "data.yaml"), Site.handle
+
+    def handle(site: Site, message: Any) -> Any:
+        if is_training(site, message):
+            note(folder, trains=len(lines(folder)))
+        return real(site, message)
+
     site = SiteServer("north", SiteData(settings), settings.policy, folder / state, say=lambda line: None)
     names = {"federation": federation * 32, "client": 0, "contract": contract(local=NOISY_STEPS)}
     prepared = envelope.opened(site.answer({"order": envelope.request("prepare", **names)}), ("reply",))
     assert "error" not in prepared, prepared
-    asked = {"session": "s", "model_version": 1, "orders": [order()], "settlements": []}
+    asked = {"session": "s", "model_version": 1, "orders": [order()], "settlements": [], "notes": []}
     parts = {"order": envelope.request("work", **names, **asked), "model": to_bytes(server_model())}
     ready()
-    with witness.watching():
+    with mock.patch.object(Site, "handle", handle):
         reply = dict(envelope.opened(site.answer(parts), ("reply",)))
     if "error" in reply:
-        witness.note(refused=str(reply["error"]))
+        note(folder, refused=str(reply["error"]))
     else:
         (update,) = reply["replies"]
-        witness.note(leaves=hashlib.sha256(update.model.vector.numpy().tobytes()).hexdigest())
+        note(folder, leaves=hashlib.sha256(update.model.vector.numpy().tobytes()).hexdigest())
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -175,7 +151,11 @@ def killed(folder: Path, place: str) -> None:
 
 
 def racing(folder: Path, federation: str, gate: int) -> None:
-    with slow_between_reading_and_writing():
+    def slow(*args: Any) -> float:
+        time.sleep(0.3)  # another process could read what this one has read, if no lock kept it out
+        return epsilon_of_releases(*args)
+
+    with mock.patch("fl_lightning.flower.site.budget.epsilon_of_releases", slow):
         ask(folder, federation, f"own_{federation}", lambda: os.read(gate, 1))
 
 

@@ -97,15 +97,6 @@ class BytesTransport:
 class BytesSites(RemoteSites):
     """``federation.pool: sites_over_bytes.BytesSites``."""
 
-    def __init__(
-        self,
-        min_sites: int | None = None,
-        model: dict[str, Any] | None = None,
-        max_examples: int | dict[str, int] | None = None,
-        max_share: float = 1.0,
-    ) -> None:
-        super().__init__(min_sites=min_sites, model=model, max_examples=max_examples, max_share=max_share)
-
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
         return BytesTransport(), tuple(REGISTERED)
 
@@ -156,14 +147,13 @@ def of(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 def table(path: str, **more: Any) -> dict[str, Any]:
-    settings = {"path": path, "target": "digit", "kind": "classification", "standardize": False, "batch_size": 8}
-    return {"class_path": "TableDataModule", "init_args": {"test_share": 0, **settings, **more}}
+    own = {"test_share": 0, "path": path, "target": "digit", "kind": "classification", "standardize": False, "batch_size": 8}
+    return of("TableDataModule", **own | more)
 
 
 def prepare(
     folder: Path | None = None,
     monkeypatch: Any = None,
-    policy: dict[str, Any] | None = None,
     sites: int = 0,
     start: bool = True,
     **limits: Any,
@@ -173,9 +163,9 @@ def prepare(
     Args:
         folder: where; the current folder if left out. It is the current one afterwards.
         monkeypatch: returns to the folder before; the tests' own fixture does, too.
-        policy: what the sites allow beyond ``POLICY``; ``limits`` are the same by name.
         sites: so many sites of 12, 17, 22, ... rows; 0 for north, south and west with 24, 36 and 48.
         start: whether to start the sites.
+        limits: what the sites allow beyond ``POLICY``.
     """
     folder = (folder or Path.cwd()).resolve()
     folder.mkdir(exist_ok=True)
@@ -197,7 +187,7 @@ def prepare(
         write_rows(folder / name / "own.csv", features[begin : begin + size], labels[begin : begin + size])
         begin += size
         shutil.copy(folder / name / "own.csv", folder / "all" / f"{name}.csv")
-        agreed = {**POLICY, **(policy or {}), **limits}
+        agreed = {**POLICY, **limits}
         site = {"datamodule": table(str(folder / name / "own.csv")), "policy": agreed, "device": "cpu"}
         (folder / name / "data.yaml").write_text(yaml.safe_dump(site))
         shutil.copy(create_key(folder / name / "own.key"), folder / "peers" / f"{name}.pub")
@@ -306,26 +296,24 @@ def lying(name: str, change: Callable[[Any], Any]) -> None:
 
 def configuration(rounds: int = 3, **federation: Any) -> dict[str, Any]:
     """Return the YAML of a fit, the same for a simulation and for sites."""
-    layers = {"in_features": 6, "hidden": [5], "num_classes": 3, "dropout": 0.1}
-    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
-    network = {"class_path": "fl_lightning.MLP", "init_args": layers}
-    model = {"num_classes": 3, "network": network, "loss": "CrossEntropy", "optimizer": optimizer}
+    network, sgd = of("fl_lightning.MLP", in_features=6, hidden=[5], num_classes=3, dropout=0.1), of("torch.optim.SGD", lr=0.1)
+    model = of("ClassificationTask", num_classes=3, network=network, loss="CrossEntropy", optimizer=sgd)
     flags = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
     return {
         "seed_everything": 0,
         "trainer": {"max_epochs": rounds, **flags},
-        "model": {"class_path": "ClassificationTask", "init_args": model},
+        "model": model,
         "data": {"datamodule": table("all", test_path="test.csv"), "partitioner": "DomainPartitioner"},
         "federation": {"local": {"threads": 1}, **federation},
         "federation_report": {"partition": False},
     }
 
 
-def scaled(rounds: int = 1, features: int = 6, **federation: Any) -> dict[str, Any]:
+def scaled(rounds: int = 1, **federation: Any) -> dict[str, Any]:
     """Return the configuration of a network whose inputs are scaled."""
     config = configuration(rounds, **{"strategy": "FedAvg", **federation})
     arguments = config["model"]["init_args"]
-    arguments["network"] = of("Standardized", num_features=features, network=arguments["network"])
+    arguments["network"] = of("Standardized", num_features=6, network=arguments["network"])
     return config
 
 
@@ -371,7 +359,7 @@ def at_sites(
     """
 
     def call() -> None:
-        prepare(policy=policy, start=start)
+        prepare(start=start, **(policy or {}))
         config = configuration(**federation)
         if change is not None:
             change(config)

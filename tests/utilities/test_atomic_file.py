@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.callbacks.federation_report import append_rows, forget_rounds
+from fl_lightning.errors import DataError
 from fl_lightning.utilities.atomic_file import write_whole
 from fl_lightning.utilities.csv_file import read_rows
 
@@ -63,3 +64,11 @@ def test_a_kill_while_rounds_are_forgotten_loses_no_earlier_one(moment, tmp_path
     assert read_rows(path)[1:3] == [["0", "0"], ["1", "0"]]
     forget_rounds(path, 2)
     assert read_rows(path) == [["round", "client"], ["0", "0"], ["1", "0"]]
+
+
+def test_rounds_before_a_resume_stay_in_a_file_that_cannot_be_read(tmp_path):
+    path = tmp_path / "failures.csv"
+    path.write_text(f"round,cause\n0,{'x' * 200_000}\n", encoding="utf-8")  # longer than a cell that csv reads
+    with pytest.raises(DataError, match=r"failures.csv' cannot be read: field larger .* Repair it, or move it away"):
+        forget_rounds(path, 1)
+    assert path.stat().st_size > 200_000

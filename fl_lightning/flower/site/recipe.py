@@ -40,7 +40,7 @@ _PARTS = {
     "optimizers": "Yogi",
     "routes": "FedCyclic FedStar LocalOnly Mediators RingFed ServerRoute WarmStart",
     "strategies": " ".join(one.strategy for one in STRATEGIES if one.at_sites),
-    "options": "Asynchronous ClientPrivacy ExamplePrivacy PartialWork SecureAggregation",
+    "options": "ClientPrivacy ExamplePrivacy PartialWork",
     "settings": "Faults LocalTraining",
     "transforms": "ClipUpdate HalfPrecision Quantize TopK",
 }

@@ -37,7 +37,7 @@ def rounded(value: Any, policy: Policy) -> Any:
         return torch.tensor(numbers, dtype=value.dtype).view(value.shape)
     if isinstance(value, tuple):
         return tuple(rounded(one, policy) for one in value)
-    return value if not math.isfinite(value) else float(f"{value:.{digits - 1}e}")
+    return float(f"{value:.{digits - 1}e}")
 
 
 def _metrics(metrics: Mapping[str, float], policy: Policy) -> dict[str, float]:
