@@ -140,7 +140,8 @@ class Column(NamedTuple):
         for own, std, count, of, competes in zip(mean, deviation(values), values.count(axis=1), seeds, compete, strict=True):
             numbers = (f"{x * self.scale:.{self.digits}f}" if math.isfinite(x) else "nan" for x in (own, std)[: min(count, 2)])
             text = " ± ".join(numbers) or ("never" if self.seeds else "-")
-            found.append((Bold if competes and own == top else str)(f"{text} ({count} of {of})" if 0 < count < of else text))
+            is_best = competes and math.isclose(own, top, rel_tol=1e-6)  # metrics are logged in float32
+            found.append((Bold if is_best else str)(f"{text} ({count} of {of})" if 0 < count < of else text))
         return found
 
 
@@ -308,7 +309,7 @@ def paired_table(
 
 def _difference(test: Paired, measure: Measure) -> str:
     shown = [f"{x * measure.scale:{sign}.{measure.digits}f}" for x, sign in ((test.difference, "+"), (test.half_width, ""))]
-    return "-" if math.isnan(test.difference) else shown[0] if math.isnan(test.half_width) else " ± ".join(shown)
+    return "-" if math.isnan(test.difference) else " ± ".join(shown if test.half_width > 0 else shown[:1])
 
 
 def _verdict(test: Paired, p: float, measure: Measure, over: str) -> str:

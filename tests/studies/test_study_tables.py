@@ -20,6 +20,7 @@ from fl_lightning.studies.tables import (
     best,
     clients_table,
     cost_table,
+    final_table,
     finals,
     holm,
     last_rounds,
@@ -231,6 +232,15 @@ def test_better_is_said_only_where_it_holds():
     made = paired(Measure(), baseline="FedProx")
     assert made.note == "There are no runs of FedProx here."
     assert [row[-1] for row in cells(made)] == ["too few seeds"] * 2
+
+
+def test_a_tie_is_one_in_float32_and_equal_differences_have_no_interval():
+    made_of = of_curves({"a": [[0.5], [0.75]], "b": [[0.625 + 1e-8], [0.625]], "c": [[0.375], [0.625]]})
+    (panel,) = panels(made_of)
+    shown = final_table(made_of, panel, [Measure()])
+    assert [row[1] for row in cells(shown)] == ["*62.50 ± 17.68*", "*62.50 ± 0.00*", "50.00 ± 17.68"]
+    tested = paired_table(finals(made_of, panel, Measure()), panel, Measure())
+    assert cells(tested)[1] == ["c", "2", "-12.50", "-", "no variance to test against"]
 
 
 def test_the_table_of_clients():
