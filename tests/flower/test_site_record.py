@@ -442,6 +442,7 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     told_again = said.partition("    replies: ClientUpdate client 0, round_idx 0, num_examples 24, num_steps 3, train_loss ")[2]
     assert "    replies: ClientUpdate client 0, round_idx 0, num_examples 24" in told_again
     assert "    stored: True\n" in told_again
+    assert "    tensor: replies[0].model.vector float32[" in told_again
     assert "error: RefusedError" in said
     assert "the chain is complete." in said
     assert "Deleted what this site kept for it." in command(capsys, "withdraw", FEDERATION)

@@ -50,6 +50,10 @@ def test_a_fit_and_its_page_need_no_extra():
     text = Path("own/report.html").read_text()
     assert '<p class="soft"><strong>At the end.</strong> After the last round.</p>' in text
     assert run("-m", "fl_lightning", "report", "own") == (0, "Report: own/report.html\n")
+    status, said = run("-m", "fl_lightning", "fit", "--help", "AdaFed")
+    assert (status, "power <float> = 1.0" in said) == (0, True), said
+    status, said = run("-m", "fl_lightning", *fit, "--federation.strategy=FedAvgg")
+    assert (status, "Did you mean FedAvg, FedAvgM" in said) == (2, True), said
     for command in (("compare", "--base=kmeans_simulated"), ("report", "--table=table.csv")):
         status, said = run("-m", "fl_lightning", *command)
         assert status == 1

@@ -186,11 +186,13 @@ def _lacks(log: Path, path: Path) -> bool:
 
 
 def _lines(entry: dict[str, Any]) -> Iterator[str]:
-    """Yield a message in words: when, which way, of which kind and size; then its settings, orders, and numbers."""
+    """Yield a message in words: when, which way, its kind and size; then its settings, orders, numbers and tensors."""
     yield " ".join(str(entry.get(name, "")) for name in ("time", "direction", "kind", "bytes")) + " bytes"
     for name in ("settings", "model", "orders", "told", "replies", "stored", "error"):
         value = entry.get(name, [])
         yield from (f"  {name}: {_words(one)}" for one in (value if isinstance(value, list) else [value]))
+    left = dict(entry.get("tensors", {})) if entry.get("direction") == "out" else {}
+    yield from (f"  tensor: {name} {kind}{shape}" for name, (kind, *shape) in left.items() if 0 not in shape)
 
 
 def _words(value: Any) -> str:
