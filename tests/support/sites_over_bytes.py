@@ -309,11 +309,11 @@ def configuration(rounds: int = 3, **federation: Any) -> dict[str, Any]:
     }
 
 
-def scaled(rounds: int = 1, **federation: Any) -> dict[str, Any]:
+def scaled(rounds: int = 1, features: int = 6, **federation: Any) -> dict[str, Any]:
     """Return the configuration of a network whose inputs are scaled."""
     config = configuration(rounds, **{"strategy": "FedAvg", **federation})
     arguments = config["model"]["init_args"]
-    arguments["network"] = of("Standardized", num_features=6, network=arguments["network"])
+    arguments["network"] = of("Standardized", num_features=features, network=arguments["network"])
     return config
 
 
