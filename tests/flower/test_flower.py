@@ -145,8 +145,9 @@ def test_a_site_checks_itself_and_says_what_the_server_learns(federation):
     status, said = check(federation, "hospital_a")
     assert status == 0, said
     assert sum(line.startswith("ok ") for line in said.splitlines()) == 6
-    assert "111 training examples" in said
-    assert "no counts of classes" in said
+    assert "before the first round leave: name hospital_a, " in said
+    assert "num_examples 111" in said
+    assert "label_counts" not in said
     assert f"{fl_lightning.__version__} at the server" in said
     federation.call("hospital_a", "site", "--create_key", "unknown.key")
     status, said = check(federation, "hospital_a", key="unknown.key")
