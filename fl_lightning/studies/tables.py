@@ -309,7 +309,8 @@ def paired_table(
 
 def _difference(test: Paired, measure: Measure) -> str:
     shown = [f"{x * measure.scale:{sign}.{measure.digits}f}" for x, sign in ((test.difference, "+"), (test.half_width, ""))]
-    return "-" if math.isnan(test.difference) else " ± ".join(shown if test.half_width > 0 else shown[:1])
+    has_interval = test.half_width > 0 or test.half_width == test.difference == 0  # equal differences allow no interval
+    return "-" if math.isnan(test.difference) else " ± ".join(shown if has_interval else shown[:1])
 
 
 def _verdict(test: Paired, p: float, measure: Measure, over: str) -> str:
