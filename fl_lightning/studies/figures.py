@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from io import BytesIO
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +29,7 @@ FORMATS = ("png", "svg", "pdf")
 _COLUMNS = 3
 _MARKS_PER_LINE = 6
 _MOST_LINES = 12
-"""Largest number of settings of several families in one panel; more are drawn by family."""
+"""Largest number of settings in one panel; more are drawn in families."""
 _OF_PANELS = {  # by name: the metric's beginning, the label of the axis, the word for a line, and the description
     "class_f1": ("val_f1", "F1 of the class", "class", "F1 of each class over rounds"),
     "shares": ("client_share", "share of the aggregate", "client", "clients' shares p_i over rounds"),
@@ -37,7 +37,7 @@ _OF_PANELS = {  # by name: the metric's beginning, the label of the axis, the wo
 
 
 def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure], folder: Path) -> dict[str, str]:
-    """Draw every figure for which the table has data, as PNG, SVG and PDF; those of an earlier report are removed.
+    """Draw every figure for which the table has data, as PNG, SVG and PDF, and remove those of an earlier report.
 
     Args:
         table: run table of a study.
@@ -48,14 +48,16 @@ def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measur
     Returns:
         The names of the files without suffix, each with a description.
     """
-    earlier = (folder / "report.md").read_text(encoding="utf-8") if (folder / "report.md").exists() else ""
-    for name, kind in product(re.findall(r"^!\[.*\]\((.+)\.png\)$", earlier, re.MULTILINE), FORMATS):
-        (folder / f"{name}.{kind}").unlink(missing_ok=True)
     made: dict[str, str] = {}
     for name, what, figure in _figures(table, panels, measures):
         if figure is not None:
             _save(figure, folder / name)
             made[name] = what
+    metrics = "|".join(re.escape(metric.replace("/", "_")) for metric in table.metrics)
+    ours = rf"(curves|values|heat_map)(_({metrics}))?|({'|'.join(_OF_PANELS)}|confusion|clients)(_\d+)?"
+    for path in folder.iterdir():
+        if path.suffix[1:] in FORMATS and path.stem not in made and re.fullmatch(ours, path.stem):
+            path.unlink()
     return made
 
 
@@ -173,11 +175,15 @@ def _seeds(counts: Sequence[int]) -> str | None:
 
 def _parts(panel: Panel) -> list[tuple[str, Panel]]:
     """Divide a panel with many settings into families, each with its title; the baseline is in all of them."""
+    if len(panel.names) <= _MOST_LINES:
+        return [(panel.title, panel)]
     groups: dict[str, list[str]] = {}
     for name in panel.names:
         groups.setdefault("Baselines" if name in panel.references else family(panel.label(name)) or "Others", []).append(name)
-    if len(groups) == 1 or len(panel.names) <= _MOST_LINES:
-        return [(panel.title, panel)]
+    if len(groups) == 1:  # one family, or none known: equal parts
+        count = math.ceil(len(panel.names) / _MOST_LINES)
+        size = math.ceil(len(panel.names) / count)
+        groups = {f"{part + 1} of {count}": panel.names[part * size : (part + 1) * size] for part in range(count)}
     before = f"{panel.title}: " if panel.title else ""
     return [(before + title, panel.some({panel.against, *names})) for title, names in groups.items()]
 

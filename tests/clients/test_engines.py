@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from engine_runs import JitteredBlobs, Transferred, built, differences, fitted, scheduled, tier_1, trained, variant
-from federations import Blobs, Plain, weights
+from federations import Blobs, Plain, same_bits, weights
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from torch.nn import functional as F
 from torch.optim import SGD, lr_scheduler
@@ -210,3 +210,4 @@ def test_channels_last_is_the_same_within_rounding():
     convolving = built(lambda self: setattr(self, "net", copy.deepcopy(torch.nn.Sequential(*layers))))
     found = [weights(fitted(convolving, 3, local=LocalTraining(channels_last=chosen))) for chosen in (False, True)]
     assert all(torch.allclose(found[0][name], found[1][name], atol=1e-6) for name in found[0])
+    assert not same_bits(weights(convolving()), found[0])

@@ -1,18 +1,20 @@
 """What a server can learn of a site's rows by asking about models: each test is an attempt, or a limit of the policy."""
 
 import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from asked_site import named, north, server_model, told, work
+from asked_site import ask, contract, named, north, order, server_model, told, work
 from sites_over_bytes import audit, of
 
 from fl_lightning.flower.site.questions import MOST_RESAMPLES
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question, RoundCommit
 from fl_lightning.types import Snapshot
+from fl_lightning.wire import to_bytes
 
 ON: dict[str, Any] = {"tells": ["examples", "steps", "evaluation/training"], "min_rows": 1}
 SESSIONS = count()
@@ -53,10 +55,33 @@ def test_an_honest_question_is_answered_and_written_down():
     assert "MulticlassAccuracy" in json.dumps([line.get("orders") for line in audit()])
 
 
-def test_metrics_are_classes_of_a_list():
-    """Nothing else is imported: test_site_security.py. A maximum over few rows would tell one of them."""
+def test_questions_about_other_own_models_count():
+    """A server has the site train its own model from weights of its choice, publishes another one, and asks about the own."""
+    site, versions = north(**ON, answers=2), count(1)
+
+    def asks(session: str, seed: int, asked: Any, *settled: RoundCommit) -> str:
+        version = next(versions)
+        torch.manual_seed(seed)
+        sent = replace(server_model(), session=session, version=version)
+        content = {"session": session, "model_version": version, "notes": [], "contract": contract(strategy=named("Ditto"))}
+        orders = [replace(asked, version=version)]
+        return told(ask(site, "work", {"model": to_bytes(sent)}, orders=orders, settlements=list(settled), **content))
+
+    for number in range(3):
+        assert not asks(f"s{number}", number, order())  # round 0 again and again, as after crashes of the server
+        said = asks(f"s{number}", 9, question(MICRO, own=True), RoundCommit(0, (0,), 0))
+        assert ("This site has evaluated models 2 times" in said) == (number == 2), (number, said)
+
+
+def test_metrics_are_classes_of_a_list(monkeypatch):
+    """Nothing else is imported. A maximum over few rows would tell one of them."""
     site, refused = north(**ON), "which this site does not accept"
+    Path("evil.py").write_text("import pathlib\npathlib.Path('executed').write_text('!')\nclass Net: pass\n")
+    monkeypatch.syspath_prepend(Path.cwd())
     for asks, said in (
+        (of("evil.Net"), f"'metrics' is the class 'evil.Net', {refused}"),
+        (of("torch.load"), refused),
+        (metric("MulticlassAccuracy", path="/etc/passwd"), "names a place"),
         (of("torchmetrics.MaxMetric"), refused),
         (of("torchmetrics.classification.BinaryCalibrationError"), refused),
         (named("MLP", in_features=6), "'metrics' is 'fl_lightning.MLP', but needs Metric"),
@@ -68,6 +93,7 @@ def test_metrics_are_classes_of_a_list():
         found = asked(site, question(asks))
         assert said in told(found), asks
         assert "replies" not in found
+    assert not Path("executed").exists()
 
 
 NO_MODEL = Snapshot(torch.zeros(53), torch.zeros(0, dtype=torch.int64))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from fl_lightning.clients.site import Site
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site.policy import FACTS, Policy
-from fl_lightning.flower.site.release import FIELDS, counted, numbers_of, released
+from fl_lightning.flower.site.release import FIELDS, counted, numbers_of, released, rounded
 from fl_lightning.flower.site.store import approve, settings_of
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
@@ -62,6 +63,16 @@ def test_listed_figures_leave_to_the_digits_of_the_policy():
     assert update.metrics == {"train_accuracy": float(f"{exact.metrics['train_accuracy']:.2g}")}
     assert update.seconds == float(f"{update.seconds:.2g}")
     assert (update.model.vector == exact.model.vector).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "want"), [(0.01234, 3, 0.0123), (-987.0, 2, -990.0), (0.0, 1, 0.0), (2.5, None, 2.5)]
+)
+def test_figures_are_rounded_to_significant_digits(value, digits, want):
+    policy = Policy(digits=digits)
+    assert rounded(value, policy) == want
+    assert rounded((value, None), policy) == (want, None)
+    assert math.isnan(rounded(math.nan, policy))
 
 
 def test_sizes_are_rounded_or_stay():

@@ -10,7 +10,6 @@ from engine_runs import optimized, scheduled, variant
 from federations import Blobs, Consecutive, Plain, federate, weights
 from lightning.pytorch import Callback
 from plain_training import distance_from_plain
-from resumed_runs import Cycle
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
@@ -119,6 +118,13 @@ def plateau(self: Any) -> Any:
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "train_loss_epoch"}}
 
 
+def one_cycle(self: Any) -> Any:
+    """It cycles the momentum, too."""
+    optimizer = SGD(self.parameters(), lr=0.1, momentum=0.9)
+    schedule = schedules.OneCycleLR(optimizer, max_lr=0.5, total_steps=int(self.trainer.estimated_stepping_batches))
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
 MODULES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "SGD": (Plain, ENGINES, {}),
     "momentum": (optimized(lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True)), SEQUENTIAL, {}),
@@ -130,7 +136,7 @@ MODULES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "clipping": (Plain, ENGINES, {"gradient_clip_val": 0.3}),
     "accumulation": (Plain, ENGINES, {"accumulate_grad_batches": 3}),
     "few batches": (Plain, ENGINES, {"limit_train_batches": 3}),
-    "OneCycle": (Cycle, SEQUENTIAL, {"accumulate_grad_batches": 2}),
+    "OneCycle": (variant(configure_optimizers=one_cycle), SEQUENTIAL, {"accumulate_grad_batches": 2}),
     "cosine over all epochs": (variant(configure_optimizers=over_all_epochs), SEQUENTIAL, {}),
     "warm-up": (scheduled(warm_up, interval="step"), ENGINES, {}),
     "every second epoch": (scheduled(lambda o: schedules.ExponentialLR(o, 0.5), frequency=2), ENGINES, {"max_epochs": 3}),

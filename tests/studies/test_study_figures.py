@@ -69,12 +69,11 @@ def test_a_report_names_its_files_and_is_the_same_again_and_an_earlier_one_s_pic
     shown = [f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
     assert sorted(path.name for path in files) == sorted(["report.html", "report.md", "report.tex", *shown])
     (tmp_path / "two").mkdir()
-    for name in ("class_f1_7.png", "class_f1_7.svg", "my_photo.png"):
+    for name in ("class_f1_7.png", "clients_9.svg", "my_photo.png", "curves_of_mine.png"):
         (tmp_path / "two" / name).write_bytes(b"")
-    (tmp_path / "two" / "report.md").write_text("# An earlier one\n\n![F1 of each class](class_f1_7.png)\n")
     write_report(table(("paper", "even")), options, tmp_path / "two", "a study")
     found = {path.name for path in (tmp_path / "two").iterdir()}
-    assert found == {*(path.name for path in files), "my_photo.png"}
+    assert found == {*(path.name for path in files), "my_photo.png", "curves_of_mine.png"}
     for path in files:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
 
@@ -100,12 +99,15 @@ def labels(figure) -> list[list[str]]:
     return [[line.get_label() for line in axis.lines] for axis in figure.axes]
 
 
-def test_the_legend_tells_how_many_seeds_lines_have_and_many_settings_without_families_are_in_one_panel():
+def test_the_legend_tells_how_many_seeds_lines_have_and_many_settings_are_drawn_a_few_at_a_time():
     few = of_curves({"A": [[0.5]] * 2, "B": [[0.5]] * 5})
     (legend,) = drawing.curves(few, panels(few), Measure()).legends
     assert legend.get_title().get_text() == "Lines: mean over 2 to 5 seeds; bands: ± one standard deviation"
     many = of_curves({f"s{k}": [[k / 20] * 2] for k in range(15)})
-    assert labels(drawing.curves(many, panels(many), Measure())) == [[f"s{k}" for k in range(15)]]
+    figure = drawing.curves(many, panels(many), Measure())
+    assert labels(figure) == [["s0", *(f"s{k}" for k in range(1, 8))], ["s0", *(f"s{k}" for k in range(8, 15))]]
+    assert not figure.legends
+    assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == labels(figure)
 
 
 def test_each_partition_that_is_compared_is_drawn():
